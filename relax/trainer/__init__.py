@@ -1,0 +1,1 @@
+"""The trainer: FSDP2 actor and critic, blind to algorithms; stages pass the loss."""

@@ -1,0 +1,57 @@
+"""The trainer's knobs: one frozen record, checked where it is made."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from relax.errors import ConfigError
+
+Decay = Literal["constant", "linear", "cosine"]
+Dtype = Literal["float32", "bfloat16"]
+
+
+@dataclass(frozen=True)
+class TrainerOptions:
+    """Everything that an actor or critic is told about how to train.
+
+    lr, min_lr: peak and final learning rate; lr_warmup_steps: optimizer steps of linear warm-up.
+    clip_grad: largest global gradient norm (0: no clipping). weight_decay applies to matrices.
+    temperature: logits are divided by it, as they were when the responses were sampled.
+    max_tokens_per_gpu: tokens of one micro-batch; micro_batch_size: sequences of one micro-batch
+    instead (0: use max_tokens_per_gpu). row_tokens: width of the rows that sequences are packed
+    into (0: chosen); attention costs row width per token.
+    dtype: of the computation; parameters and gradients are float32 master copies either way.
+    sampling_dtype: of the published weights and of their hash.
+    """
+
+    lr: float = 1e-6
+    weight_decay: float = 0.0
+    adam_beta1: float = 0.9
+    adam_beta2: float = 0.95
+    adam_eps: float = 1e-8
+    clip_grad: float = 1.0
+    lr_decay_style: Decay = "constant"
+    lr_warmup_steps: int = 0
+    min_lr: float = 0.0
+    temperature: float = 1.0
+    max_tokens_per_gpu: int = 16384
+    micro_batch_size: int = 0
+    row_tokens: int = 0
+    seed: int = 0
+    dtype: Dtype = "float32"
+    sampling_dtype: Dtype = "float32"
+
+    def __post_init__(self) -> None:
+        """Refuse what no trainer can do; one line, naming the flag."""
+        for name in ("lr", "temperature", "adam_eps"):
+            self._check(name, getattr(self, name) > 0, "greater than 0")
+        for name in ("adam_beta1", "adam_beta2"):
+            self._check(name, 0 <= getattr(self, name) < 1, "at least 0 and below 1")
+        for name in ("weight_decay", "clip_grad", "min_lr", "lr_warmup_steps"):
+            self._check(name, getattr(self, name) >= 0, "0 or more")
+        for name in ("micro_batch_size", "row_tokens"):
+            self._check(name, getattr(self, name) >= 0, "0 or more")
+        self._check("max_tokens_per_gpu", self.max_tokens_per_gpu >= 1, "1 or more")
+
+    def _check(self, name: str, holds: bool, allowed: str) -> None:
+        if not holds:
+            raise ConfigError(f"trainer: {name} = {getattr(self, name)}; must be {allowed}")

@@ -1,0 +1,39 @@
+"""A small Qwen3 model on disk and made-up sequences for the trainer's tests."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from relax.trainer.numerics import make_deterministic
+
+# training_cases.py is shared with the processes that tests start.
+sys.path.insert(0, str(Path(__file__).parent))
+
+
+def write_model(directory: Path, *, tie: bool, layers: int = 2) -> Path:
+    torch.manual_seed(5)
+    config = Qwen3Config(
+        vocab_size=61, hidden_size=32, intermediate_size=64, num_hidden_layers=layers,
+        num_attention_heads=2, num_key_value_heads=1, head_dim=16, tie_word_embeddings=tie,
+        initializer_range=0.2,
+    )  # fmt: skip
+    Qwen3ForCausalLM(config).save_pretrained(directory)
+    return directory
+
+
+@pytest.fixture(scope="session", autouse=True)
+def deterministic():
+    make_deterministic(1)
+
+
+@pytest.fixture(scope="session")
+def tied_dir(tmp_path_factory):
+    return write_model(tmp_path_factory.mktemp("models") / "tied", tie=True)
+
+
+@pytest.fixture(scope="session")
+def untied_dir(tmp_path_factory):
+    return write_model(tmp_path_factory.mktemp("models") / "untied", tie=False)
