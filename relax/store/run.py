@@ -1,0 +1,235 @@
+"""A run directory: its settings, its sources, and what is committed in it."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from relax.config import Config
+from relax.errors import ArtifactError, ConfigError
+from relax.flags import changed
+from relax.schema import TABLES
+from relax.store import disk
+from relax.store.arrow import content_hash, read_table
+from relax.store.commit import CHECKPOINTS, POLICIES, sweep, step_dir
+from relax.store.manifest import Manifest, differences, read_manifest
+
+UPDATES = ("update", "sft")  # the stages that publish policies
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run as it stands on disk. Manifests are read once and remembered: they never change."""
+
+    root: Path
+    config: Config
+    sources: dict[str, str]
+    schedule_steps: int
+    _manifests: dict[tuple[int, str], Manifest] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def open(cls, root: str | Path) -> Run:
+        """The run in `root`; ArtifactError when there is none or its records are damaged."""
+        root = Path(root).absolute()
+        record = _read_json(root / "run.json")
+        accepted = sorted((root / "config").glob("[0-9]*.json"))
+        if not accepted:
+            raise ArtifactError(f"{root}/config: empty; run.json says that this is a run")
+        newest = _read_json(accepted[-1])
+        config = Config.model_validate_json(json.dumps(newest["config"]))
+        return cls(root, config, newest["sources"], record["schedule_steps"])
+
+    @classmethod
+    def start(cls, config: Config, sources: dict[str, str], about: dict[str, Any]) -> Run:
+        """Create the run of `config`, or continue it where it exists.
+
+        `sources` are content hashes of the files it reads; `about` goes into run.json: the command
+        and `schedule_steps` at least, the length of the learning-rate decay, frozen here.
+        Raises ConfigError when the directory belongs to a run that would give other results.
+        """
+        root = Path(config.run.run_dir).absolute()
+        if not (root / "run.json").exists():
+            _create(root, config, sources, about)
+            return cls.open(root)
+        run = cls.open(root)
+        _refuse_other_run(run, config, sources)
+        if config != run.config:
+            _accept(root, config, run.sources, about)
+            return cls.open(root)
+        return run
+
+    # --- what is committed -------------------------------------------------------------------
+
+    def manifest(self, step: int, stage: str) -> Manifest | None:
+        """The committed manifest of a stage, None while there is none."""
+        known = self._manifests.get((step, stage))
+        if known is None:
+            known = read_manifest(step_dir(self.root, step) / stage)
+            if known is not None:
+                self._manifests[step, stage] = known
+        return known
+
+    def committed(self, step: int, stage: str) -> Manifest:
+        """The manifest of a stage that must be there; ArtifactError when it is not."""
+        manifest = self.manifest(step, stage)
+        if manifest is None:
+            raise ArtifactError(f"{step_dir(self.root, step) / stage}: not committed")
+        return manifest
+
+    def table(self, step: int, stage: str, name: str) -> pa.Table:
+        """A committed table; ArtifactError when its content is not what the manifest says."""
+        manifest = self.committed(step, stage)
+        path = step_dir(self.root, step) / stage / f"{name}.arrow"
+        table = read_table(path, TABLES[name])
+        if content_hash(table) != manifest.tables[name].hash:
+            raise ArtifactError(
+                f"{path}: content differs from its manifest (bit rot or an edit); "
+                f"restore it, or remove {path.parent} to compute it again"
+            )
+        return table
+
+    def published(self, version: int) -> Manifest | None:
+        """The manifest that published policy `version` (None for version 0, the given model)."""
+        if version == 0:
+            return None
+        for stage in UPDATES:
+            manifest = self.manifest(version - 1, stage)
+            if manifest is not None:
+                return manifest
+        raise ArtifactError(f"{self.root}: policy {version} does not exist; no update published it")
+
+    def policy_dir(self, version: int) -> Path:
+        """Directory of policy `version`; ArtifactError when it is gone or not whole."""
+        manifest = self.published(version)
+        if manifest is None:
+            return Path(self.config.model.hf_checkpoint)
+        assert manifest.policy is not None
+        path = self.root / manifest.policy.name
+        size = sum(f.stat().st_size for f in path.rglob("*") if f.is_file())
+        if size != manifest.policy.bytes:
+            raise ArtifactError(
+                f"{path}: {size} bytes, its manifest says {manifest.policy.bytes}: "
+                "removed by retention or damaged; `relax export` rebuilds it from a checkpoint"
+            )
+        return path
+
+    def policy_hash(self, version: int) -> str:
+        """Content hash of policy `version`."""
+        manifest = self.published(version)
+        if manifest is None:
+            return self.sources["model"]
+        assert manifest.policy is not None
+        return manifest.policy.hash
+
+    def newest_checkpoint(self, at_most: int) -> tuple[int, Path] | None:
+        """The newest whole checkpoint of a version <= `at_most`, None where there is none."""
+        for version in range(at_most, 0, -1):
+            manifest = self.published(version)
+            if manifest is None or manifest.checkpoint is None:
+                continue
+            path = self.root / manifest.checkpoint.name
+            size = sum(f.stat().st_size for f in path.rglob("*") if f.is_file())
+            if size == manifest.checkpoint.bytes:
+                return version, path
+        return None
+
+    def num_updates(self) -> int:
+        """Updates committed so far, counted from step 0 without a gap."""
+        step = 0
+        while any(self.manifest(step, stage) for stage in UPDATES):
+            step += 1
+        return step
+
+    # --- housekeeping ------------------------------------------------------------------------
+
+    def tidy(self, winner: Manifest) -> None:
+        """After a commit: remove leftovers of its other attempts, old policies and checkpoints."""
+        sweep(self.root, winner)
+        if winner.policy is None:
+            return
+        keep = self._kept_checkpoints(winner.step + 1)
+        for kind, kept in ((CHECKPOINTS, keep), (POLICIES, keep | {winner.step, winner.step + 1})):
+            for folder in (self.root / kind).glob("[0-9]*"):
+                if int(folder.name[:6]) <= winner.step and int(folder.name[:6]) not in kept:
+                    disk.remove_tree(folder)
+
+    def _kept_checkpoints(self, newest: int) -> set[int]:
+        kept: set[int] = set()
+        version: int | None = newest
+        while version and len(kept) < self.config.run.max_actor_ckpt_to_keep:
+            found = self.newest_checkpoint(version)
+            if found is None:
+                break
+            kept.add(found[0])
+            version = found[0] - 1
+        return kept
+
+
+def _create(root: Path, config: Config, sources: dict[str, str], about: dict[str, Any]) -> None:
+    """Settings first, run.json last: a run without it does not exist."""
+    if root.exists() and any(p.name not in ("config", "lease.json", "jobs") for p in root.iterdir()):
+        raise ConfigError(f"run.run_dir = {root}: not empty and not a run; give another --run-dir")
+    _accept(root, config, sources, about)
+    _write_json(root / "run.json", about)
+
+
+def _accept(root: Path, config: Config, sources: dict[str, str], about: dict[str, Any]) -> None:
+    """Record an accepted change of settings as a new numbered file."""
+    folder = root / "config"
+    disk.make_dir(folder)
+    number = len(list(folder.glob("[0-9]*.json"))) + 1 if (root / "run.json").exists() else 1
+    record = {
+        "config": config.model_dump(mode="json"),
+        "sources": sources,
+        "command": about["command"],
+        "accepted": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+    }
+    _write_json(folder / f"{number:04d}.json", record)
+
+
+def _refuse_other_run(run: Run, config: Config, sources: dict[str, str]) -> None:
+    """Only settings that change no artifact may differ from those the run was made with."""
+    keyed = {name for name, section in _keyed(run.config).items() if section != _keyed(config)[name]}
+    lines = [line for line in changed(run.config, config) if _is_keyed(line, keyed, run.config)]
+    lines += [f"content of {line}" for line in differences(run.sources, sources)]
+    if lines:
+        raise ConfigError(
+            f"{run.root}: a run with other settings: {'; '.join(lines)}; "
+            "give another --run-dir, or the settings it was made with"
+        )
+
+
+def _keyed(config: Config) -> dict[str, dict[str, Any]]:
+    return {name: getattr(config, name).keyed() for name in type(config).model_fields}
+
+
+def _is_keyed(line: str, sections: set[str], config: Config) -> bool:
+    section, name = line.split(":")[0].split(".")
+    return section in sections and name in getattr(config, section).keyed()
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise ArtifactError(f"{path}: missing; give the directory of a run") from None
+    except ValueError as error:
+        raise ArtifactError(f"{path}: damaged: {error}") from None
+
+
+def _write_json(path: Path, value: dict[str, Any]) -> None:
+    """Write whole or not at all."""
+    scratch = path.with_name(f".{path.name}")
+    text = json.dumps(value, indent=1) + "\n"
+    disk.write_file(scratch, lambda p: _write_text(p, text))
+    disk.rename(scratch, path)
+    disk.fsync_dir(path.parent)
+
+
+def _write_text(path: Path, text: str) -> None:
+    path.write_text(text)
