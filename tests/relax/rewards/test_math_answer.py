@@ -57,7 +57,8 @@ def test_values(text, value):
      "5-10", "18/", "18-", "1/0", "1/2/3", "12:30", "2\\pi", "2 pi", "2\\sqrt{3}", "10x",
      "10 x", "2x^2", "5^2",
      "5\u00b2", "5 squared", "5 thousand million eggs million", "six", "\u0663",
-     "\u00b2", "1e9999", "nan", "inf", "--5", "5 and a half", "1" * 257, "\\frac{1}{}", "1_000", "0x10", "1/2 1/2"],
+     "\u00b2", "1e9999", "nan", "inf", "--5", "5 and a half", "1" * 257,
+     "\\frac{1}{}", "1_000", "0x10", "1/2 1/2"],
 )  # fmt: skip
 def test_what_is_no_number(text):
     assert parse_number(text) is None
