@@ -26,7 +26,11 @@ def load_function(path: str, *, flag: str, signature: tuple[str, ...]) -> Callab
     module = load_module(path, flag)
     function = vars(module).get(name)
     if not callable(function):
-        functions = [key for key, value in vars(module).items() if inspect.isfunction(value)]
+        functions = [
+            key
+            for key, value in vars(module).items()
+            if inspect.isfunction(value) and value.__module__ == module.__name__
+        ]
         near = difflib.get_close_matches(name, functions, n=1)
         hint = (
             f"; did you mean {near[0]}?" if near else f"; it has: {', '.join(functions) or 'none'}"

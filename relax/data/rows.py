@@ -84,10 +84,10 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
 def parse_line(line: bytes, where: str) -> dict[str, Any]:
     """Parse one line of JSONL; where is "file:line" for the error."""
     try:
-        row = json.loads(line.decode("utf-8-sig"))
+        row = json.loads(line.rstrip(b"\r\n").decode("utf-8-sig"))
     except json.JSONDecodeError as error:
         raise ArtifactError(
-            f"{where}: not JSON: {error.msg} at column {error.colno}; "
+            f"{where}: not JSON: {error.msg.removesuffix(' at')} at column {error.colno}; "
             "one JSON object a line is needed"
         ) from error
     except UnicodeDecodeError as error:

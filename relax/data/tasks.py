@@ -1,5 +1,6 @@
 """Small made-up tasks, and a tiny model that learns them in a minute on a laptop."""
 
+import difflib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -56,7 +57,9 @@ def write_task(
     Raises ConfigError for an unknown task, or unless 1 <= num_held_out < 1000.
     """
     if name not in TASKS:
-        raise ConfigError(f"task = {name!r}; known: {', '.join(TASKS)}")
+        near = difflib.get_close_matches(name, TASKS, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise ConfigError(f"task = {name!r}; known: {', '.join(TASKS)}{hint}")
     if not 1 <= num_held_out < 1000:
         raise ConfigError(f"task {name}: num_held_out = {num_held_out}; 1 to 999 is allowed")
     rows = [

@@ -35,61 +35,13 @@ VALUE = re.compile(
 )
 
 # Words may follow a number as its unit, set off by a space; these may touch it.
-ATTACHED_UNITS = frozenset(
-    [
-        "km",
-        "cm",
-        "mm",
-        "kg",
-        "mg",
-        "ml",
-        "mph",
-        "kph",
-        "lb",
-        "lbs",
-        "oz",
-        "ft",
-        "yd",
-        "mi",
-        "hr",
-        "hrs",
-        "min",
-        "mins",
-        "sec",
-        "am",
-        "pm",
-        "st",
-        "nd",
-        "rd",
-        "th",
-    ]
+ATTACHED_UNIT = re.compile(
+    "(?:[kcm]m|[km]g|ml|[mk]ph|lbs?|oz|ft|yd|mi|hrs?|mins?|sec|[ap]m|st|nd|rd|th)(?![A-Za-z])"
 )
 ONE_LETTER_UNITS = frozenset("mgshlL")
 # A word that changes the value is not a unit.
-NOT_UNITS = frozenset(
-    [
-        "pi",
-        "sqrt",
-        "squared",
-        "cubed",
-        "plus",
-        "minus",
-        "times",
-        "over",
-        "choose",
-        "mod",
-        "factorial",
-        "log",
-        "ln",
-        "sin",
-        "cos",
-        "tan",
-        "exp",
-        "or",
-        "half",
-        "thirds",
-        "quarters",
-    ]
+NOT_A_UNIT = re.compile(
+    "pi|sqrt|squared|cubed|plus|minus|times|over|choose|mod|factorial|log|ln|sin|cos|tan|exp|or|half"
 )
 MAGNITUDES = {"thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 
@@ -152,7 +104,7 @@ def parse_number(text: str) -> Fraction | None:
     for old, new in REPLACEMENTS:
         text = text.replace(old, new)
     text = WRAPPED.sub(r" \1 ", text)
-    text = FRACTION.sub(lambda m: f" {m[1] or m[3]}/{m[2] or m[4]} ", text)
+    text = FRACTION.sub(lambda m: f" {m[1] or m[3] or ''}/{m[2] or m[4] or ''} ", text)
     text = text.rpartition("=")[2]
     found = VALUE.match(text)
     scale = unit_scale(text[found.end() :]) if found else None
@@ -173,17 +125,18 @@ def exact_value(digits: str) -> Fraction:
 def unit_scale(text: str) -> int | None:
     """Give what the text after a number multiplies it by: 1 for a unit; None if it is no unit."""
     text = POWER.sub("", text)
-    if re.search(r"[^A-Za-z\s/.,;:!'-]", text):
+    # A slash or hyphen joins words of a unit; without one after it, something is missing.
+    if re.search(r"[^A-Za-z\s/.,;:!'-]|[/-](?!\s*[A-Za-z])", text):
+        return None
+    if text[:1].isalpha() and not ATTACHED_UNIT.match(text):
         return None
     words = re.findall("[A-Za-z]+", text)
-    if text[:1].isalpha() and words[0] not in ATTACHED_UNITS:
-        return None
     scale = 1
     while words and words[0].lower() in MAGNITUDES:
         scale *= MAGNITUDES[words.pop(0).lower()]
     is_unit = all(
         (len(word) > 1 or word in ONE_LETTER_UNITS)
-        and word.lower() not in NOT_UNITS
+        and not NOT_A_UNIT.fullmatch(word.lower())
         and word.lower() not in MAGNITUDES
         for word in words
     )

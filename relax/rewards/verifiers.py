@@ -4,7 +4,7 @@ import difflib
 from collections.abc import Callable
 from numbers import Real
 
-from relax.custom import load_function
+from relax.custom import FORMS, load_function
 from relax.errors import ConfigError
 from relax.rewards.exact import exact
 from relax.rewards.math_answer import math_answer
@@ -27,7 +27,7 @@ def verifier(name: str, custom_path: str | None = None) -> Verifier:
     """
     if name == "custom":
         if custom_path is None:
-            raise ConfigError("verifier = 'custom': custom_path is missing; 'file.py:function'")
+            raise ConfigError(f"verifier = 'custom': custom_path is missing; {FORMS}")
         return custom(custom_path)
     if name not in VERIFIERS:
         known = [*VERIFIERS, "custom"]
@@ -50,8 +50,7 @@ def custom(custom_path: str) -> Verifier:
         reward = function(response_text, label)
         if not isinstance(reward, Real):
             raise ConfigError(
-                f"custom_path = {custom_path!r}: returned {type(reward).__name__}; "
-                "a float is needed"
+                f"custom_path = {custom_path!r}: returned {reward!r:.80}; a number is needed"
             )
         return float(reward)
 
