@@ -55,5 +55,8 @@ def announce_server() -> None:
     from prefect.settings import PREFECT_API_URL
 
     if not PREFECT_API_URL.value() and not os.environ.get("PREFECT_API_URL"):
-        print("starting a temporary Prefect server (10-30 s; PREFECT_API_URL names a lasting one, "
-              "--no-prefect does without)", file=sys.stderr)
+        print(
+            "starting a temporary Prefect server (10-30 s; PREFECT_API_URL names a lasting one, "
+            "--no-prefect does without)",
+            file=sys.stderr,
+        )

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import entry_points
 
-from relax.errors import ArtifactError, ConfigError
+from relax.errors import ConfigError
 
 Command = Callable[[Sequence[str]], int]
 
@@ -55,7 +55,9 @@ def command(name: str) -> Command:
         return getattr(import_module(module), function)
     offered = {entry.name: entry for entry in entry_points(group="relax.commands")}
     if name not in offered:
-        raise ConfigError(f"no such command{nearest(name, [*BUILT_IN, *offered])}; see relax --help")
+        raise ConfigError(
+            f"no such command{nearest(name, [*BUILT_IN, *offered])}; see relax --help"
+        )
     try:
         return offered[name].load()
     except ModuleNotFoundError as error:

@@ -48,7 +48,9 @@ class Table:
         unknown = columns.keys() - {c.name for c in self.columns}
         assert not unknown, f"{self.name}: unknown columns {sorted(unknown)}"
         arrays = [
-            pa.array(columns.get(c.name, [None] * num_rows) if c.nullable else columns[c.name], c.type)
+            pa.array(
+                columns.get(c.name, [None] * num_rows) if c.nullable else columns[c.name], c.type
+            )
             for c in self.columns
         ]
         return pa.Table.from_arrays(arrays, schema=self.schema)
@@ -83,7 +85,9 @@ RESPONSES = Table(
         Column("response", TEXT, "", "the response, special tokens left out"),
         Column("tokens", TOKENS, "token ids", "the response's tokens, end token included"),
         Column("mask", BOOLS, "", "true where the policy sampled the token and it counts"),
-        Column("rollout_logp", REALS, "nats", "log-probability of each token as the engine sampled"),
+        Column(
+            "rollout_logp", REALS, "nats", "log-probability of each token as the engine sampled"
+        ),
         Column("response_len", COUNT, "tokens", "valid tokens of the response"),
         Column("rollout_logp_sum", REAL, "nats", "sum of rollout_logp over valid tokens"),
         Column("finish_reason", TEXT, "", "stop: an end token or text; length: the limit"),
@@ -105,7 +109,9 @@ SCORES = Table(
     "scores",
     (
         SAMPLE,
-        Column("old_logp", REALS, "nats", "the trainer's own log-probabilities before updates", True),
+        Column(
+            "old_logp", REALS, "nats", "the trainer's own log-probabilities before updates", True
+        ),
         Column("ref_logp", REALS, "nats", "log-probabilities of the reference model", True),
         Column("teacher_logp", REALS, "nats", "log-probabilities of the teacher", True),
         Column("value", REALS, "", "the critic's values", True),
@@ -159,6 +165,5 @@ TIMING = Table(
 )
 
 TABLES = {
-    t.name: t
-    for t in (PROMPTS, RESPONSES, REWARDS, SCORES, ADVANTAGES, EVALS, METRICS, TIMING)
+    t.name: t for t in (PROMPTS, RESPONSES, REWARDS, SCORES, ADVANTAGES, EVALS, METRICS, TIMING)
 }

@@ -97,7 +97,9 @@ def find(jobs: Path, name: str) -> Job | None:
 def refuse_dead(job: Job, name: str) -> None:
     """Raise JobError, with the end of its log, when the job is gone."""
     if not job.alive():
-        raise JobError(f"{name}: its job {job.job_id} ended without a result; {job.folder}:\n{job.log_tail()}")
+        raise JobError(
+            f"{name}: its job {job.job_id} ended without a result; {job.folder}:\n{job.log_tail()}"
+        )
 
 
 def process_start(pid: int) -> int | None:

@@ -22,8 +22,8 @@ def run(config: Config, inputs: Inputs, output: Output, warm: Warm) -> None:
     settings = config.algorithm
     row = ALGORITHMS[settings.advantage_estimator]
     advantage_B = getattr(advantages, row.advantage)(
-        torch.from_numpy(reward.reward),
-        torch.from_numpy(reward.group_id),
+        torch.tensor(reward.reward),
+        torch.tensor(reward.group_id),
         std_normalization=not settings.disable_grpo_std_normalization,
     ).numpy()
     output.write(
@@ -48,4 +48,3 @@ def check_groups(group_id_B: np.ndarray, size: int) -> None:
                 f"group {group}: {count} samples, n_samples_per_prompt = {size}; "
                 "the rollout is not whole"
             )
-

@@ -6,13 +6,12 @@ import numpy as np
 
 from relax.config import Config
 from relax.data.prompts import Prompt, load_tokenizer
-from relax.data.seeds import response_seed
-from relax.engines.protocol import Request, Response, SamplingParams
-from relax.rewards import verifier
+from relax.engines.protocol import Response, SamplingParams
 from relax.schema import EVALS
 from relax.stages.metrics import metric_table
 from relax.stages.perform import Inputs, Warm
-from relax.stages.rollout import engine_for, prompts_for, sample
+from relax.stages.reward import configured_verifier
+from relax.stages.rollout import engine_for, prompts_for, sample, seeded_requests
 from relax.store import Output
 
 EVAL_SEED_STEP = -1
@@ -23,19 +22,13 @@ def run(config: Config, inputs: Inputs, output: Output, warm: Warm) -> None:
     """Write the table `evals`: the answers of policy `step` to every held-out prompt."""
     tokenizer = load_tokenizer(config.model.hf_checkpoint)
     path, known = config.evaluate.eval_prompt_data, inputs.run.sources["eval_prompts"]
-    prompts = prompts_for(config.data, path, known, tokenizer, warm).prompts
+    prompts = list(prompts_for(config.data, path, known, tokenizer, warm).prompts)
     engine = engine_for(config.rollout.rollout_engine, inputs.run, inputs.step, warm)
-    verify = verifier(config.reward.rm_type, config.reward.custom_rm_path or None)
+    verify = configured_verifier(config.reward)
     answers = []
     for decoding, temperature, size in decodings(config):
         asked = [(p, i) for p in prompts for i in range(size)]
-        requests = [
-            Request(
-                p.tokens,
-                response_seed(config.seeds.rollout_seed, EVAL_SEED_STEP, p.prompt_id, i),
-            )
-            for p, i in asked
-        ]
+        requests = seeded_requests(prompts, size, config.seeds.rollout_seed, EVAL_SEED_STEP)
         shard = config.rollout.rollout_shard_groups * config.rollout.n_samples_per_prompt
         responses = sample(engine, requests, eval_params(config, temperature), shard)
         texts = tokenizer.batch_decode([r.tokens for r in responses], skip_special_tokens=True)

@@ -6,9 +6,9 @@ import time
 
 import numpy as np
 
-from relax.config import Config
+from relax.config import Config, RewardSection
 from relax.errors import ArtifactError
-from relax.rewards import verifier
+from relax.rewards import Verifier, verifier
 from relax.schema import REWARDS
 from relax.stages.metrics import metric_table, pass_rates
 from relax.stages.perform import Inputs, Warm
@@ -21,7 +21,7 @@ def run(config: Config, inputs: Inputs, output: Output, warm: Warm) -> None:
     response = rows(inputs.run.table(inputs.step, "rollout", "responses"))
     prompt = rows(inputs.run.table(inputs.step, "rollout", "prompts"))
     label_of = dict(zip(prompt.group_id.tolist(), prompt.label, strict=True))
-    verify = verifier(config.reward.rm_type, config.reward.custom_rm_path or None)
+    verify = configured_verifier(config.reward)
     start = time.perf_counter()
     reward_B = np.array(
         [
@@ -45,6 +45,13 @@ def run(config: Config, inputs: Inputs, output: Output, warm: Warm) -> None:
     output.write("metrics", metric_table([metrics | pass_rates(reward_B, response.group_id, size)]))
 
 
+def configured_verifier(settings: RewardSection) -> Verifier:
+    """The user's own function where one is given, else the named one."""
+    if settings.custom_rm_path:
+        return verifier("custom", settings.custom_rm_path)
+    return verifier(settings.rm_type)
+
+
 def check_finite(reward_B: np.ndarray, sample_id_B: np.ndarray) -> None:
     """Raise ArtifactError naming the samples whose reward is NaN or infinite."""
     bad = np.flatnonzero(~np.isfinite(reward_B))
@@ -53,4 +60,3 @@ def check_finite(reward_B: np.ndarray, sample_id_B: np.ndarray) -> None:
         raise ArtifactError(
             f"reward: not a finite number for {len(bad)} samples: {shown}; mend the verifier"
         )
-

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -41,14 +42,13 @@ def run(config: Config, inputs: Inputs, output: Output, warm: Warm) -> None:
         shuffle=config.data.rollout_shuffle,
     )
     prompts = [source.prompts[d.prompt_id] for d in draws]
-    requests = [
-        Request(p.tokens, response_seed(config.seeds.rollout_seed, step, p.prompt_id, i))
-        for p in prompts
-        for i in range(size)
-    ]
+    requests = seeded_requests(prompts, size, config.seeds.rollout_seed, step)
     start = time.perf_counter()
     responses = sample(
-        engine, requests, sampling_params(config.rollout), config.rollout.rollout_shard_groups * size
+        engine,
+        requests,
+        sampling_params(config.rollout),
+        config.rollout.rollout_shard_groups * size,
     )
     seconds = time.perf_counter() - start
     output.measure("seconds/sample", seconds)
@@ -67,6 +67,20 @@ def run(config: Config, inputs: Inputs, output: Output, warm: Warm) -> None:
         "rollout/staleness": 0,
     }
     output.write("metrics", metric_table([metrics]))
+
+
+def seeded_requests(prompts: list[Prompt], size: int, seed: int, step: int) -> list[Request]:
+    """`size` requests a prompt, each with a seed of its own, also where a prompt comes twice."""
+    seen: Counter[int] = Counter()
+    requests = []
+    for prompt in prompts:
+        for _ in range(size):
+            place = seen[prompt.prompt_id]
+            requests.append(
+                Request(prompt.tokens, response_seed(seed, step, prompt.prompt_id, place))
+            )
+            seen[prompt.prompt_id] += 1
+    return requests
 
 
 def sampling_params(settings: RolloutSection) -> SamplingParams:
@@ -167,4 +181,3 @@ def response_table(
         finish_reason=[r.finish_reason for r in responses],
         truncated=[r.finish_reason == "length" for r in responses],
     )
-

@@ -71,9 +71,7 @@ def checkpoint_due(config: Config, step: int, stage: str) -> bool:
     return interval > 0 and (step + 1) % interval == 0
 
 
-def _actor_before(
-    run: Run, step: int, warm: Warm, options: TrainerOptions, train: Train
-) -> Actor:
+def _actor_before(run: Run, step: int, warm: Warm, options: TrainerOptions, train: Train) -> Actor:
     """The actor as update `step` - 1 left it: warm, or the newest checkpoint and updates redone."""
     published = run.published(step)
     if warm.actor is not None and published is not None and warm.actor_at == published.identity:

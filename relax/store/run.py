@@ -16,7 +16,7 @@ from relax.flags import changed
 from relax.schema import TABLES
 from relax.store import disk
 from relax.store.arrow import content_hash, read_table
-from relax.store.commit import CHECKPOINTS, POLICIES, sweep, step_dir
+from relax.store.commit import CHECKPOINTS, POLICIES, step_dir, sweep
 from relax.store.manifest import Manifest, differences, read_manifest
 
 UPDATES = ("update", "sft")  # the stages that publish policies
@@ -172,7 +172,9 @@ class Run:
 
 def _create(root: Path, config: Config, sources: dict[str, str], about: dict[str, Any]) -> None:
     """Settings first, run.json last: a run without it does not exist."""
-    if root.exists() and any(p.name not in ("config", "lease.json", "jobs") for p in root.iterdir()):
+    if root.exists() and any(
+        p.name not in ("config", "lease.json", "jobs") for p in root.iterdir()
+    ):
         raise ConfigError(f"run.run_dir = {root}: not empty and not a run; give another --run-dir")
     _accept(root, config, sources, about)
     _write_json(root / "run.json", about)
@@ -194,7 +196,9 @@ def _accept(root: Path, config: Config, sources: dict[str, str], about: dict[str
 
 def _refuse_other_run(run: Run, config: Config, sources: dict[str, str]) -> None:
     """Only settings that change no artifact may differ from those the run was made with."""
-    keyed = {name for name, section in _keyed(run.config).items() if section != _keyed(config)[name]}
+    keyed = {
+        name for name, section in _keyed(run.config).items() if section != _keyed(config)[name]
+    }
     lines = [line for line in changed(run.config, config) if _is_keyed(line, keyed, run.config)]
     lines += [f"content of {line}" for line in differences(run.sources, sources)]
     if lines:
@@ -209,7 +213,7 @@ def _keyed(config: Config) -> dict[str, dict[str, Any]]:
 
 
 def _is_keyed(line: str, sections: set[str], config: Config) -> bool:
-    section, name = line.split(":")[0].split(".")
+    section, name = line.split(":", maxsplit=1)[0].split(".")
     return section in sections and name in getattr(config, section).keyed()
 
 
