@@ -1,4 +1,4 @@
-"""`make demo`: a tiny model learns a made-up task, through the flows that every run goes through."""
+"""`make demo`: a tiny model learns a made-up task, through the flows of every run."""
 
 from __future__ import annotations
 
