@@ -166,6 +166,7 @@ def build_parser(prog: str, description: str) -> argparse.ArgumentParser:
     """A parser with one flag for each field, grouped by section, helped by the field's doc."""
     parser = _Parser(
         prog=prog,
+        usage=f"{prog} [CONFIG.toml] [--setting value ...]",
         description=description,
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
