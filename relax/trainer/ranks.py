@@ -1,8 +1,8 @@
 """The processes that train together: their group, and the small facts they exchange."""
 
-import atexit
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import TypeVar
@@ -17,11 +17,13 @@ from relax.errors import ConfigError
 Thing = TypeVar("Thing")
 
 
-def join(rank: int, num_ranks: int, store_path: Path, timeout_s: float) -> None:
-    """Make the process group of num_ranks ranks that meet at a file of a shared directory.
+@contextmanager
+def joined(rank: int, num_ranks: int, store_path: Path, timeout_s: float) -> Iterator[None]:
+    """The process group of num_ranks ranks that meet at a file of a shared directory.
 
     A rank that dies, or is silent for timeout_s seconds, makes every other rank's next collective
-    raise: nothing hangs.
+    raise: nothing hangs. The group is left explicitly: left to the interpreter's exit, gloo's
+    threads abort one process in a few (seen with torch 2.13).
     """
     timeout = timedelta(seconds=timeout_s)
     store = FileStore(str(store_path), num_ranks)
@@ -29,13 +31,9 @@ def join(rank: int, num_ranks: int, store_path: Path, timeout_s: float) -> None:
     dist.init_process_group(
         _backend(), store=store, rank=rank, world_size=num_ranks, timeout=timeout
     )
-    # gloo's threads abort the interpreter's exit when the group is still there.
-    atexit.register(leave)
-
-
-def leave() -> None:
-    """Leave the process group, if there is one."""
-    if dist.is_initialized():
+    try:
+        yield
+    finally:
         dist.destroy_process_group()
 
 
@@ -46,7 +44,6 @@ def ensure_group() -> None:
     """
     if not dist.is_initialized():
         dist.init_process_group(_backend(), store=HashStore(), rank=0, world_size=1)
-        atexit.register(leave)
 
 
 def _backend() -> str:

@@ -2,48 +2,65 @@
 
 import dataclasses
 import json
+import multiprocessing
 import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 
+import torch.distributed as dist
 from training_cases import make_sequences, policy_gradient, value_regression
 
 from relax.trainer.actor import Actor, TrainerOptions
 from relax.trainer.critic import Critic
 from relax.trainer.numerics import make_deterministic
-from relax.trainer.ranks import join
+from relax.trainer.ranks import joined
 
 OPTIONS = TrainerOptions(lr=1e-4, weight_decay=0.1, temperature=0.7, max_tokens_per_gpu=60)
 
 
-def launch(job: str, num_ranks: int, directory: Path, **arguments) -> list[subprocess.Popen]:
-    """Start the ranks of a job; they meet at a file of directory."""
+# The server imports everything once; each rank is then a fork of it, started in a moment.
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["rank_jobs"])
+
+
+def launch(num_ranks: int, directory: Path, *jobs: tuple) -> list:
+    """Start ranks that run the jobs (function, directory, arguments) one after another."""
     directory.mkdir(parents=True, exist_ok=True)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    text = json.dumps({"directory": str(directory), **arguments})
-    return [
-        subprocess.Popen(
-            [sys.executable, __file__, job, str(rank), str(num_ranks), text],
-            env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )
+    processes = [
+        CONTEXT.Process(target=run, args=(rank, num_ranks, directory, jobs))
         for rank in range(num_ranks)
-    ]  # fmt: skip
+    ]
+    for process in processes:
+        process.start()
+    return processes
 
 
-def finish(processes: list[subprocess.Popen], timeout_s: float = 120) -> list[str]:
-    """Wait for all; the output of each. A failure shows every rank's output."""
-    outputs = [process.communicate(timeout=timeout_s)[0] for process in processes]
-    assert all(process.returncode == 0 for process in processes), "\n".join(outputs)
-    return outputs
+def finish(processes: list, directory: Path, timeout_s: float = 120) -> None:
+    """Wait for all; a failure shows every rank's output."""
+    for process in processes:
+        process.join(timeout_s)
+    logs = [file.read_text() for file in sorted(directory.glob("rank*.log"))]
+    assert all(process.exitcode == 0 for process in processes), "\n".join(logs)
 
 
-def three_steps(directory: Path, model: str, change: dict) -> None:
+def run(rank: int, num_ranks: int, directory: Path, jobs: tuple) -> None:
+    """What a rank's process does; what it prints goes to rankN.log."""
+    log = os.open(directory / f"rank{rank}.log", os.O_CREAT | os.O_WRONLY)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    make_deterministic(1)
+    with joined(rank, num_ranks, directory / "store", timeout_s=20):
+        for job, where, arguments in jobs:
+            where.mkdir(parents=True, exist_ok=True)
+            result = job(where, **arguments)
+            (where / f"rank{rank}.json").write_text(json.dumps(result))
+
+
+def three_steps(directory: Path, model: Path, change: dict) -> dict:
     """Actor and critic, three steps; then logp and values, publish and checkpoint."""
     options = dataclasses.replace(OPTIONS, **change)
-    actor = Actor.load(Path(model), options, num_schedule_steps=3)
-    critic = Critic.load(Path(model), options, num_schedule_steps=3)
+    actor = Actor.load(model, options, num_schedule_steps=3)
+    critic = Critic.load(model, options, num_schedule_steps=3)
     rows = []
     for step in range(3):
         # The last step has fewer sequences than ranks may have micro-batches.
@@ -59,53 +76,40 @@ def three_steps(directory: Path, model: str, change: dict) -> None:
     pending = actor.save_async(directory / "000004")
     assert actor.weights_hash("float32") == digest
     pending.wait()
-    result = {"rows": rows, "logp": logp, "values": values, "hash": digest}
-    (directory / f"rank{os.environ['RANK']}.json").write_text(json.dumps(result))
+    return {"rows": rows, "logp": logp, "values": values, "hash": digest}
 
 
-def reshard(directory: Path, model: str, checkpoint: str) -> None:
+def reshard(directory: Path, model: Path, checkpoint: Path) -> dict:
     """Restore what another number of ranks saved, and train one more step."""
-    actor = Actor.load(Path(model), OPTIONS, num_schedule_steps=3)
-    actor.restore(Path(checkpoint))
+    actor = Actor.load(model, OPTIONS, num_schedule_steps=3)
+    actor.restore(checkpoint)
     digest = actor.weights_hash("float32")
     sequences = make_sequences(8, seed=4)
     row = actor.train_step(sequences, policy_gradient(sequences))
     actor.publish(directory / "policy", "float32")
-    result = {"hash": digest, "step": actor.step, "row": row}
-    (directory / f"rank{os.environ['RANK']}.json").write_text(json.dumps(result))
+    return {"hash": digest, "step": actor.step, "row": row}
 
 
-def steps(directory: Path, model: str, first: int, last: int, saved: str) -> None:
+def steps(directory: Path, model: Path, first: int, last: int, saved: Path | None) -> dict:
     """Steps first .. last - 1, from a checkpoint where first > 0, and a checkpoint at the end."""
     options = dataclasses.replace(OPTIONS, lr_decay_style="cosine", lr_warmup_steps=2)
-    actor = Actor.load(Path(model), options, num_schedule_steps=6)
-    if first:
-        actor.restore(Path(saved))
+    actor = Actor.load(model, options, num_schedule_steps=6)
+    if saved is not None:
+        actor.restore(saved)
+    rows = []
     for step in range(first, last):
         sequences = make_sequences(12, seed=step)
-        print(json.dumps(actor.train_step(sequences, policy_gradient(sequences))))
+        rows.append(actor.train_step(sequences, policy_gradient(sequences)))
     actor.save(directory / f"{last:06d}")
-    print(actor.weights_hash())
+    return {"rows": rows, "hash": actor.weights_hash()}
 
 
-def die(directory: Path, model: str) -> None:
+def die(directory: Path, model: Path) -> None:
     """Rank 1 leaves without a word after the first step; rank 0 must not wait for ever."""
-    actor = Actor.load(Path(model), OPTIONS, num_schedule_steps=3)
+    actor = Actor.load(model, OPTIONS, num_schedule_steps=3)
     sequences = make_sequences(8)
     for _ in range(2):
         actor.train_step(sequences, policy_gradient(sequences))
-        if os.environ["RANK"] == "1":
+        if dist.get_rank() == 1:
             os._exit(9)
         time.sleep(0.5)
-
-
-JOBS = {"three_steps": three_steps, "reshard": reshard, "steps": steps, "die": die}
-
-if __name__ == "__main__":
-    name, rank, num_ranks, text = sys.argv[1:]
-    arguments = json.loads(text)
-    where = Path(arguments.pop("directory"))
-    os.environ["RANK"] = rank
-    make_deterministic(1)
-    join(int(rank), int(num_ranks), where / "store", timeout_s=20)
-    JOBS[name](where, **arguments)
