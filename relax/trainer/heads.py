@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from relax.trainer.logprob import linear_logp
+from relax.trainer.logprob import linear_logp, top_words
 
 
 class LogpHead(nn.Module):
@@ -21,9 +21,14 @@ class LogpHead(nn.Module):
         self.weight = weight_VH
 
     def forward(
-        self, hidden_NH: Tensor, target_N: Tensor, temperature: float
+        self, hidden_NH: Tensor, target_N: Tensor, temperature: float, num_top: int = 0
     ) -> tuple[Tensor, Tensor]:
-        """logp_N of the targets and entropy_N, float32, in nats."""
+        """logp_N of the targets and entropy_N, float32, in nats.
+
+        With num_top > 0 the likeliest words instead, targets or not: word_NK and their logp_NK.
+        """
+        if num_top:
+            return top_words(hidden_NH, self.weight, num_top, temperature)
         return linear_logp(hidden_NH, self.weight, target_N, temperature)
 
 

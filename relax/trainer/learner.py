@@ -15,13 +15,14 @@ from torch import Tensor
 
 from relax.trainer import checkpoint, publish
 from relax.trainer.batch import MicroBatch
+from relax.trainer.device import peak_flops, peak_memory_gib
 from relax.trainer.optimizer import clip, gradient_norm, make_adamw
 from relax.trainer.options import TrainerOptions
 from relax.trainer.ranks import add_up, gather
 from relax.trainer.schedule import learning_rate
 from relax.trainer.sequences import StepLoss, TrainSequence
 from relax.trainer.sharded import ShardedModel
-from relax.trainer.timing import Stopwatch, peak_flops, peak_memory_gib, step_flops
+from relax.trainer.timing import Stopwatch, step_flops
 
 SKIPS_IN_A_ROW = 3
 

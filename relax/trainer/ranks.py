@@ -7,12 +7,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TypeVar
 
-import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore, HashStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from relax.errors import ConfigError
+from relax.trainer.device import backend, device_type
 
 Thing = TypeVar("Thing")
 
@@ -29,7 +29,7 @@ def joined(rank: int, num_ranks: int, store_path: Path, timeout_s: float) -> Ite
     store = FileStore(str(store_path), num_ranks)
     store.set_timeout(timeout)
     dist.init_process_group(
-        _backend(), store=store, rank=rank, world_size=num_ranks, timeout=timeout
+        backend(), store=store, rank=rank, world_size=num_ranks, timeout=timeout
     )
     try:
         yield
@@ -43,16 +43,12 @@ def ensure_group() -> None:
     A lone process takes the same path as many: only the group's size differs.
     """
     if not dist.is_initialized():
-        dist.init_process_group(_backend(), store=HashStore(), rank=0, world_size=1)
-
-
-def _backend() -> str:
-    return "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        dist.init_process_group(backend(), store=HashStore(), rank=0, world_size=1)
 
 
 def make_mesh(replicate: int) -> DeviceMesh:
     """Mesh (replicate, shard) over all ranks; of one dimension where replicate is 1."""
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = device_type()
     num_ranks = dist.get_world_size()
     if num_ranks % replicate:
         raise ConfigError(

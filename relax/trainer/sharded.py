@@ -6,6 +6,7 @@ Shapes: N response tokens of a micro-batch.
 import gc
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -15,10 +16,13 @@ from transformers import AutoConfig
 
 from relax.trainer.batch import MicroBatch, lay_out
 from relax.trainer.build import HeadKind, build, fsdp_modules
+from relax.trainer.device import free_memory
 from relax.trainer.options import TrainerOptions
 from relax.trainer.packing import plan_count, plan_tokens
 from relax.trainer.ranks import ensure_group, gather, make_mesh
 from relax.trainer.sequences import TrainSequence
+
+Thing = TypeVar("Thing")
 
 
 class ShardedModel:
@@ -80,9 +84,33 @@ class ShardedModel:
             rows = batch.unpack(values_N).cpu().numpy()
             for row, index in zip(rows, members, strict=True):
                 mine[index] = row[: sequences[index].response_len].copy()
+        return self._in_order(mine, len(sequences))
+
+    def top_words(
+        self, sequences: Sequence[TrainSequence], num_top: int, temperature: float
+    ) -> list[tuple[np.ndarray, np.ndarray]]:
+        """The num_top likeliest words of every response token and their log-probabilities.
+
+        int64 and float32 [response_len, num_top], likeliest first; for distillation.
+        """
+        mine: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        for members, batch in self._forward_only(sequences):
+            with torch.no_grad():
+                inputs = (batch.token_RL, batch.position_RL, batch.source_N)
+                found = self.module(*inputs, batch.target_N, temperature, num_top)
+            words_NK, logp_NK = (value_NK.cpu().numpy() for value_NK in found)
+            start = 0
+            for index in members:
+                end = start + sequences[index].response_len
+                mine[index] = (words_NK[start:end], logp_NK[start:end])
+                start = end
+        return self._in_order(mine, len(sequences))
+
+    def _in_order(self, mine: dict[int, Thing], count: int) -> list[Thing]:
+        """Results of all ranks by index, once the gathered parameters are let go."""
         self.reshard()
         merged = {index: row for part in gather(mine) for index, row in part.items()}
-        return [merged[index] for index in range(len(sequences))]
+        return [merged[index] for index in range(count)]
 
     def _forward_only(
         self, sequences: Sequence[TrainSequence]
@@ -116,6 +144,5 @@ def score_logp(
     rows = model.rows(sequences, "logp", temperature)
     del model
     gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+    free_memory()
     return rows
