@@ -4,6 +4,7 @@ Shape letters: B rows of the batch, V vocabulary.
 """
 
 import gc
+import importlib
 import math
 import os
 from collections.abc import Sequence
@@ -130,17 +131,12 @@ class VLLMEngine:
     def _start(self, policy: Path) -> Any:
         for name, value in (_ENVIRONMENT | (_CPU_ENVIRONMENT if self._is_cpu else {})).items():
             os.environ.setdefault(name, value)
-        from vllm import LLM  # pyright: ignore[reportMissingImports]
-
         options = {"skip_tokenizer_init": not published.has_tokenizer(policy), **self._options}
-        return LLM(model=str(policy), **options)
+        return _vllm("vllm").LLM(model=str(policy), **options)
 
     def _vllm_params(self, seed: int, limit: int, params: SamplingParams) -> Any:
-        from vllm import SamplingParams as VLLMParams  # pyright: ignore[reportMissingImports]
-        from vllm.sampling_params import RequestOutputKind  # pyright: ignore[reportMissingImports]
-
         ends = {*params.stop_token_ids, *(() if params.ignore_eos else self._eos_ids)}
-        return VLLMParams(
+        return _vllm("vllm").SamplingParams(
             temperature=params.temperature,
             top_p=params.top_p,
             top_k=params.top_k,
@@ -157,7 +153,7 @@ class VLLMEngine:
             detokenize=bool(params.stop),
             logprobs=0,
             flat_logprobs=True,
-            output_kind=RequestOutputKind.FINAL_ONLY,
+            output_kind=_vllm("vllm.sampling_params").RequestOutputKind.FINAL_ONLY,
         )
 
     def _check_finite(self, responses: Sequence[Response]) -> None:
@@ -197,6 +193,11 @@ class WorkerExtension:
             sampler.compute_logprobs = partial(_tempered_logp, temperature=temperature or 1.0)
 
 
+def _vllm(module: str) -> Any:
+    """A module of vLLM, imported when an engine starts (8-11 s)."""
+    return importlib.import_module(module)
+
+
 def _tempered_logp(logits_BV: Tensor, *, temperature: float) -> Tensor:
     return torch.log_softmax(logits_BV.float() / temperature, dim=-1)
 
@@ -211,10 +212,6 @@ def _response(output: Any) -> Response:
 def _shut_down(llm: Any) -> None:
     if llm is None:
         return
-    from vllm.distributed import (  # pyright: ignore[reportMissingImports]
-        cleanup_dist_env_and_memory,
-    )
-
     llm.llm_engine.engine_core.shutdown()
-    cleanup_dist_env_and_memory()
+    _vllm("vllm.distributed").cleanup_dist_env_and_memory()
     gc.collect()
