@@ -67,13 +67,12 @@ class VLLMEngine:
         files = published.weight_files(policy)
         config = published.read_config(policy)
         names = frozenset().union(*files.values())
-        is_live = (
-            self._llm is not None
+        llm, self._llm = self._llm, None  # whatever fails leaves the engine empty
+        if (
+            llm is not None
             and published.same_architecture(config, self._config)
             and "lm_head.weight" in names
-        )
-        llm, self._llm = self._llm, None  # whatever fails leaves the engine empty
-        if is_live:
+        ):
             llm.collective_rpc("reload_weights", kwargs={"weights_path": str(policy)})
             # No reload does this, and cached prefixes are of the old weights.
             if not llm.reset_prefix_cache():
