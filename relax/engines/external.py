@@ -117,7 +117,7 @@ class ExternalEngine:
             raise ConfigError(f"{_FLAG}: none of {addresses} can be used; {_START}")
         tokenizer = published.load_tokenizer(policy)
         self._has_tokenizer = tokenizer is not None
-        self._eos_ids = published.end_token_ids(policy, tokenizer and tokenizer.eos_token_id)
+        self._eos_ids = published.end_token_ids(policy, tokenizer)
 
     def sample(self, requests: Sequence[Request], params: SamplingParams) -> list[Response]:
         """Sample one response a request, in the order of the requests.

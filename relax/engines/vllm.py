@@ -84,7 +84,7 @@ class VLLMEngine:
             llm = self._start(policy)
         tokenizer = published.load_tokenizer(policy)
         self._has_tokenizer = tokenizer is not None
-        self._eos_ids = published.end_token_ids(policy, tokenizer and tokenizer.eos_token_id)
+        self._eos_ids = published.end_token_ids(policy, tokenizer)
         self._policy, self._config, self._llm = policy, config, llm
 
     def sample(self, requests: Sequence[Request], params: SamplingParams) -> list[Response]:
