@@ -121,6 +121,12 @@ class Actor:
         dtype = DTYPES[self.options.sampling_dtype]
         return publish.hash_tensors(publish.full_tensors(self._weights, dtype, self._embedding()))
 
+    def first_difference(self, directory: Path) -> str:
+        """The first tensor that publish would write otherwise than it stands in directory."""
+        dtype = DTYPES[self.options.sampling_dtype]
+        tensors = publish.full_tensors(self._weights, dtype, self._embedding())
+        return publish.first_difference(tensors, directory)
+
     def _state(self) -> dict:
         return checkpoint.training_state(self._weights, self._optimizer, self.step)
 

@@ -52,6 +52,20 @@ def policy_hash(directory: Path) -> str:
     return hash_tensors(_read_tensors(directory))
 
 
+def first_difference(tensors: Iterator[tuple[str, Tensor]], directory: Path) -> str:
+    """ ": NAME differs first, by SIZE" for the first of two lists of tensors that is not the same.
+
+    SIZE is the largest absolute difference; empty when all are equal.
+    """
+    for (name, ours), (other, theirs) in zip(tensors, _read_tensors(directory), strict=False):
+        if name != other or ours.shape != theirs.shape or ours.dtype != theirs.dtype:
+            return f": {name} {list(ours.shape)} in the place of {other} {list(theirs.shape)}"
+        if not torch.equal(ours, theirs):
+            size = (ours.double() - theirs.double()).abs().max().item()
+            return f": {name} differs first, by {size:.3g}"
+    return ""
+
+
 def _read_tensors(directory: Path) -> Iterator[tuple[str, Tensor]]:
     files = sorted(directory.glob("*.safetensors"))
     if not files:
