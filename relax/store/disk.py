@@ -55,9 +55,12 @@ def rename(source: Path, target: Path) -> None:
 
 
 def make_dir(path: Path) -> None:
-    """Make a directory and its parents."""
+    """Make a directory, and durably those of its parents that are not there."""
+    absent = [parent for parent in path.parents if not parent.exists()]
     try:
         path.mkdir(parents=True, exist_ok=True)
+        for made in absent:
+            fsync_dir(made.parent)
     except OSError as error:
         raise explained(error, path) from error
 
