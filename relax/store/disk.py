@@ -55,8 +55,8 @@ def rename(source: Path, target: Path) -> None:
 
 
 def make_dir(path: Path) -> None:
-    """Make a directory, and durably those of its parents that are not there."""
-    absent = [parent for parent in path.parents if not parent.exists()]
+    """Make a directory and its parents, each durably an entry of its own parent."""
+    absent = [folder for folder in (path, *path.parents) if not folder.exists()]
     try:
         path.mkdir(parents=True, exist_ok=True)
         for made in absent:
