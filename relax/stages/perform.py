@@ -54,9 +54,15 @@ def perform(run_dir: str, step: int, name: str, attempt: str, warm: Warm | None 
     output.measure("started", time.time())
     output.measure("host", text=os.uname().nodename)
     warm = warm or Warm()
-    _load(stage.entry)(run.config, Inputs(run, step), output, warm)
-    output.measure("seconds/total", time.perf_counter() - start)
-    manifest = output.commit()
+    try:
+        _load(stage.entry)(run.config, Inputs(run, step), output, warm)
+        output.measure("seconds/total", time.perf_counter() - start)
+        manifest = output.commit()
+    except OSError as error:
+        manifest = output.yield_to_winner(error)
+    except BaseException:
+        output.discard()
+        raise
     if manifest.policy is not None:
         warm.actor_at = manifest.identity if manifest.attempt == attempt else ""
     run.tidy(manifest)

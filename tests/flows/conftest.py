@@ -1,16 +1,22 @@
-"""A tiny model, a tiny task, and a real Prefect server with a worker."""
+"""A tiny model, a tiny task, a laboratory of killed runs, a real Prefect server with a worker."""
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from pathlib import Path
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from crash_lab import Lab
 
 ROOT = Path(__file__).resolve().parents[2]
 PREFECT = str(Path(sys.executable).parent / "prefect")
@@ -173,3 +179,14 @@ def relax():
     for process in started:
         process.kill()
         process.wait()
+
+
+@pytest.fixture(scope="session")
+def lab():
+    """In memory where the machine has such a place: these runs fsync without end."""
+    memory = Path("/dev/shm")
+    folder = Path(tempfile.mkdtemp(prefix="relax-lab-", dir=memory if memory.is_dir() else None))
+    laboratory = Lab(folder)
+    yield laboratory
+    laboratory.close()
+    shutil.rmtree(folder)
