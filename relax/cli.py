@@ -21,7 +21,13 @@ Reinforcement-learning post-training of language models as a resumable workflow.
 
 `relax COMMAND --help` lists the settings of a command. `--debug` shows tracebacks."""
 
-BUILT_IN = {"sql": "relax.analytics.cli:sql"}
+BUILT_IN = {
+    "sql": "relax.analytics.cli:sql",
+    "show": "relax.analytics.show:show",
+    "verify": "relax.analytics.verify:verify",
+    "export": "relax.analytics.verify:export",
+    "check": "relax.doctor.cli:check",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
