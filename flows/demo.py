@@ -1,4 +1,4 @@
-"""`make demo`: a tiny model learns a made-up task, through the flows that every run goes through."""
+"""`make demo`: a tiny model learns a made-up task, through the flows of every run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from relax.analytics.plot import plot_rewards
 from relax.data.tasks import TASKS, build_model, build_tokenizer, write_task
 from relax.store import Run
 
-WARM_UP = {"lr": 1e-3, "num_rollout": 1, "sft_steps": 30, "sft_batch_size": 32}
+WARM_UP = {"lr": 1e-3, "num_rollout": 1, "sft_steps": 20, "sft_batch_size": 32}
 REINFORCE = {
     "lr": 3e-4,
     "num_rollout": 200,

@@ -61,9 +61,8 @@ def command(name: str) -> Command:
         return getattr(import_module(module), function)
     offered = {entry.name: entry for entry in entry_points(group="relax.commands")}
     if name not in offered:
-        raise ConfigError(
-            f"no such command{nearest(name, [*BUILT_IN, *offered])}; see relax --help"
-        )
+        hint = nearest(name, [*BUILT_IN, *offered])
+        raise ConfigError(f"no such command{hint}; see relax --help")
     try:
         return offered[name].load()
     except ModuleNotFoundError as error:

@@ -20,12 +20,12 @@ Strings = Annotated[tuple[str, ...], Field(strict=False)]
 Ints = Annotated[tuple[int, ...], Field(strict=False)]
 Placement = Literal["inline", "job"]
 
-UNKEYED = {"keyed": False}
+UNKEYED: dict[str, Any] = {"keyed": False}
 
 
 def unkeyed(default: Any = ...) -> Any:
     """A field that says where or how, never what: no artifact's key contains it."""
-    return Field(default, json_schema_extra=UNKEYED)  # pyright: ignore[reportArgumentType]
+    return Field(default, json_schema_extra=UNKEYED)
 
 
 class Section(BaseModel):
@@ -49,7 +49,7 @@ class RunSection(Section):
     num_rollout: PositiveInt = unkeyed(100)
     """Steps to run in all (one rollout each); raise it to continue a finished run."""
     save_interval: NonNegativeInt = unkeyed(20)
-    """Checkpoint every this many steps (0: only at the end). Stages placed `job` do so each step."""
+    """Checkpoint every this many steps (0: only at the end). `job` stages: each step."""
     max_actor_ckpt_to_keep: Annotated[int, Field(ge=1)] = unkeyed(2)
     """Newest checkpoints that are kept."""
     num_threads: PositiveInt = 1
@@ -134,7 +134,7 @@ class RewardSection(Section):
     rm_type: str = "exact"
     """Verifier: `exact` (same text) or `math` (number after #### or in a box)."""
     custom_rm_path: str = ""
-    """Your own verifier instead: `module:function` or `file.py:function`, (response, label) -> float."""
+    """Your own verifier instead: `module:function` or `file.py:function` (see docs)."""
 
 
 class AlgorithmSection(Section):
@@ -322,12 +322,7 @@ class Config(Section):
     def placement_of(self, stage: str) -> Placement:
         """Where `stage` runs."""
         family = {"evaluate": "rollout", "sft": "update", "score": "update"}.get(stage, stage)
-        own = {
-            "rollout": self.placement.rollout_placement,
-            "reward": self.placement.reward_placement,
-            "advantage": self.placement.advantage_placement,
-            "update": self.placement.update_placement,
-        }[family]
+        own: Placement | None = getattr(self.placement, f"{family}_placement")
         return own or self.placement.placement
 
     @model_validator(mode="after")
@@ -357,7 +352,7 @@ def flag_of(field: str) -> str:
 
 def sections() -> dict[str, type[Section]]:
     """Section name -> its class, in the order of the tree."""
-    return {name: f.annotation for name, f in Config.model_fields.items() if f.annotation}
+    return {name: type(f.default) for name, f in Config.model_fields.items()}
 
 
 def section_of() -> dict[str, str]:

@@ -1,6 +1,6 @@
 """Every Arrow column of the project: name, type, unit, meaning. No column is named anywhere else.
 
-Tables are made with `TABLE.table(column=values, ...)` and read back as attributes of the same names.
+Tables are made with `TABLE.table(column=values, ...)` and read back as attributes.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 SCHEMA_VERSION = 1
@@ -42,15 +43,13 @@ class Table:
         fields = [pa.field(c.name, c.type, nullable=c.nullable) for c in self.columns]
         return pa.schema(fields, metadata=kind)
 
-    def table(self, **columns: Sequence[Any]) -> pa.Table:
+    def table(self, **columns: Sequence[Any] | np.ndarray) -> pa.Table:
         """A table of this kind, one keyword argument a column; nullable ones may be left out."""
-        num_rows = len(next(iter(columns.values())))
+        empty = [None] * len(next(iter(columns.values())))
         unknown = columns.keys() - {c.name for c in self.columns}
         assert not unknown, f"{self.name}: unknown columns {sorted(unknown)}"
         arrays = [
-            pa.array(
-                columns.get(c.name, [None] * num_rows) if c.nullable else columns[c.name], c.type
-            )
+            pa.array(columns.get(c.name, empty) if c.nullable else columns[c.name], c.type)
             for c in self.columns
         ]
         return pa.Table.from_arrays(arrays, schema=self.schema)
@@ -85,9 +84,7 @@ RESPONSES = Table(
         Column("response", TEXT, "", "the response, special tokens left out"),
         Column("tokens", TOKENS, "token ids", "the response's tokens, end token included"),
         Column("mask", BOOLS, "", "true where the policy sampled the token and it counts"),
-        Column(
-            "rollout_logp", REALS, "nats", "log-probability of each token as the engine sampled"
-        ),
+        Column("rollout_logp", REALS, "nats", "log-probability of each token, by the engine"),
         Column("response_len", COUNT, "tokens", "valid tokens of the response"),
         Column("rollout_logp_sum", REAL, "nats", "sum of rollout_logp over valid tokens"),
         Column("finish_reason", TEXT, "", "stop: an end token or text; length: the limit"),
@@ -109,9 +106,7 @@ SCORES = Table(
     "scores",
     (
         SAMPLE,
-        Column(
-            "old_logp", REALS, "nats", "the trainer's own log-probabilities before updates", True
-        ),
+        Column("old_logp", REALS, "nats", "log-probabilities before the updates", True),
         Column("ref_logp", REALS, "nats", "log-probabilities of the reference model", True),
         Column("teacher_logp", REALS, "nats", "log-probabilities of the teacher", True),
         Column("value", REALS, "", "the critic's values", True),

@@ -24,11 +24,11 @@ def metric_table(steps: Sequence[Mapping[str, float]]) -> pa.Table:
 def length_metrics(length_B: np.ndarray, truncated_B: np.ndarray) -> dict[str, float]:
     """Lengths in valid tokens, and the share of responses that the limit cut."""
     return {
-        "rollout/response_len/mean": length_B.mean(),
-        "rollout/response_len/median": np.median(length_B),
-        "rollout/response_len/max": length_B.max(),
-        "rollout/response_len/min": length_B.min(),
-        "rollout/truncated_ratio": truncated_B.mean(),
+        "rollout/response_len/mean": float(length_B.mean()),
+        "rollout/response_len/median": float(np.median(length_B)),
+        "rollout/response_len/max": float(length_B.max()),
+        "rollout/response_len/min": float(length_B.min()),
+        "rollout/truncated_ratio": float(truncated_B.mean()),
     }
 
 
@@ -39,7 +39,7 @@ def zero_std_frac(reward_B: np.ndarray, group_id_B: np.ndarray) -> float:
 
 
 def pass_rates(reward_B: np.ndarray, group_id_B: np.ndarray, size: int) -> dict[str, float]:
-    """rollout/passrate/pass@k for k = 1, 2, 4 .. size: the unbiased estimate (arXiv:2107.03374, eq. 1).
+    """rollout/passrate/pass@k for k = 1, 2, 4 .. size: unbiased (arXiv:2107.03374, eq. 1).
 
     A response passes when its reward is at least 1.
     """

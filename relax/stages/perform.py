@@ -11,7 +11,6 @@ from typing import Any
 from relax.stages import STAGES
 from relax.stages.keys import done, key_parts
 from relax.store import Manifest, Output, Run
-from relax.store.manifest import digest
 from relax.trainer.numerics import make_deterministic
 
 
@@ -45,8 +44,7 @@ def perform(run_dir: str, step: int, name: str, attempt: str, warm: Warm | None 
     if manifest is not None:
         return manifest
     stage, start = STAGES[name], time.perf_counter()
-    parts = key_parts(run, step, stage)
-    output = Output(run.root, step, name, attempt, digest(parts), parts)
+    output = Output(run.root, step, name, attempt=attempt, key_parts=key_parts(run, step, stage))
     make_deterministic(run.config.run.num_threads)
     output.measure("started", time.time())
     output.measure("host", text=os.uname().nodename)

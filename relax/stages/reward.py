@@ -16,7 +16,7 @@ from relax.store import Output, rows
 
 
 def run(config: Config, inputs: Inputs, output: Output, warm: Warm) -> None:
-    """Write the table `rewards`; a reward that is not a finite number is an error naming samples."""
+    """Write the table `rewards`; one that is not a finite number is an error."""
     del warm
     response = rows(inputs.run.table(inputs.step, "rollout", "responses"))
     prompt = rows(inputs.run.table(inputs.step, "rollout", "prompts"))

@@ -23,6 +23,7 @@ from relax.store.manifest import (
     Manifest,
     Published,
     TableEntry,
+    digest,
     read_manifest,
 )
 
@@ -38,10 +39,10 @@ class Output:
     """What one attempt has made so far; nobody else sees any of it before `commit`."""
 
     def __init__(
-        self, root: Path, step: int, stage: str, attempt: str, key: str, key_parts: dict[str, Any]
+        self, root: Path, step: int, stage: str, *, attempt: str, key_parts: dict[str, Any]
     ) -> None:
         self.root, self.step, self.stage, self.attempt = root, step, stage, attempt
-        self.key, self.key_parts = key, key_parts
+        self.key, self.key_parts = digest(key_parts), key_parts
         self.final = step_dir(root, step) / stage
         self.staging = self.final.parent / f".staging-{stage}-{attempt}"
         self.tables: dict[str, TableEntry] = {}

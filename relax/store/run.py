@@ -196,9 +196,8 @@ def _accept(root: Path, config: Config, sources: dict[str, str], about: dict[str
 
 def _refuse_other_run(run: Run, config: Config, sources: dict[str, str]) -> None:
     """Only settings that change no artifact may differ from those the run was made with."""
-    keyed = {
-        name for name, section in _keyed(run.config).items() if section != _keyed(config)[name]
-    }
+    before, after = _keyed(run.config), _keyed(config)
+    keyed = {name for name in before if before[name] != after[name]}
     lines = [line for line in changed(run.config, config) if _is_keyed(line, keyed, run.config)]
     lines += [f"content of {line}" for line in differences(run.sources, sources)]
     if lines:
