@@ -14,10 +14,9 @@ from relax.flags import load_config
 from relax.schema import ADVANTAGES, EVALS, IDS_PER_STEP, PROMPTS, RESPONSES, REWARDS, SCORES
 from relax.stages.metrics import metric_table
 from relax.store import Output, Run
-from relax.store.manifest import digest
 
 SOURCE_SIZE = 7_000
-WORDS = np.array("so the sum of both is then we add take half carry answer = 4 12 7 \\boxed{3}".split())
+WORDS = np.array(["so", "the", "sum", "is", "then", "add", "half", "=", "4", "12", "\\boxed{3}"])
 
 
 def generate(
@@ -38,14 +37,15 @@ def generate(
     run = Run.start(config, {"model": "made-up"}, {"schedule_steps": 1, "command": "generated"})
     rng = np.random.default_rng(seed)
     for step in range(num_steps):
-        _step(run, step, rng, num_groups, group_size, mean_len)
+        _step(run, step, rng, num_groups=num_groups, size=group_size, mean_len=mean_len)
         if step % 20 == 0:
             _commit(run, step, "evaluate", evals=_evals(step, num_steps, rng))
     return run
 
 
 def _commit(run: Run, step: int, stage: str, **tables: pa.Table) -> None:
-    output = Output(run.root, step, stage, "generated-1", digest([step, stage]), {"step": step})
+    parts = {"stage": stage, "step": step}
+    output = Output(run.root, step, stage, attempt="generated-1", key_parts=parts)
     for name, table in tables.items():
         output.write(name, table)
     output.measure("started", 1.7e9 + 10 * step)
@@ -54,7 +54,7 @@ def _commit(run: Run, step: int, stage: str, **tables: pa.Table) -> None:
     output.commit()
 
 
-def _step(run: Run, step: int, rng, num_groups: int, size: int, mean_len: int) -> None:
+def _step(run: Run, step: int, rng, *, num_groups: int, size: int, mean_len: int) -> None:
     total = num_groups * size
     first = step * IDS_PER_STEP
     sample_id, place_B = first + np.arange(total), np.arange(total)
@@ -75,43 +75,47 @@ def _step(run: Run, step: int, rng, num_groups: int, size: int, mean_len: int) -
     by_group = reward_B.reshape(num_groups, size)
     spread = by_group.std(1, ddof=1, keepdims=True)
     advantage_B = ((by_group - by_group.mean(1, keepdims=True)) / (spread + 1e-6)).reshape(-1)
-    _commit(
-        run,
-        step,
-        "rollout",
-        prompts=_prompts(first, prompt_P, step, num_groups),
-        responses=RESPONSES.table(
-            sample_id=sample_id,
-            group_id=group_id,
-            sample_index=place_B % size,
-            policy_version=np.full(total, step),
-            seed=rng.integers(0, 2**62, total),
-            response=[" ".join(rng.choice(WORDS, 24)) for _ in range(total)],
-            tokens=_lists(rng.integers(0, 151_936, num_tokens, dtype=np.int32), offsets),
-            mask=_lists(np.ones(num_tokens, bool), offsets),
-            rollout_logp=_lists(logp_N, offsets),
-            response_len=len_B,
-            rollout_logp_sum=logp_sum_B,
-            finish_reason=np.where(truncated_B, "length", "stop"),
-            truncated=truncated_B,
-        ),
-        metrics=metric_table([{"rollout/response_len/mean": float(len_B.mean())}]),
+    responses = RESPONSES.table(
+        sample_id=sample_id,
+        group_id=group_id,
+        sample_index=place_B % size,
+        policy_version=np.full(total, step),
+        seed=rng.integers(0, 2**62, total),
+        response=[" ".join(rng.choice(WORDS, 24)) for _ in range(total)],
+        tokens=_lists(rng.integers(0, 151_936, num_tokens, dtype=np.int32), offsets),
+        mask=_lists(np.ones(num_tokens, bool), offsets),
+        rollout_logp=_lists(logp_N, offsets),
+        response_len=len_B,
+        rollout_logp_sum=logp_sum_B,
+        finish_reason=np.where(truncated_B, "length", "stop"),
+        truncated=truncated_B,
     )
+    length = metric_table([{"rollout/response_len/mean": float(len_B.mean())}])
+    prompts = _prompts(first, prompt_P, step, num_groups)
+    _commit(run, step, "rollout", prompts=prompts, responses=responses, metrics=length)
     rewards = REWARDS.table(
         sample_id=sample_id, group_id=group_id, raw_reward=reward_B, reward=reward_B
     )
-    metrics = metric_table([{"rollout/raw_reward": float(reward_B.mean())}])
-    _commit(run, step, "reward", rewards=rewards, metrics=metrics)
-    _commit(run, step, "score", scores=SCORES.table(sample_id=sample_id, old_logp=_lists(old_N, offsets)))
+    scores = SCORES.table(sample_id=sample_id, old_logp=_lists(old_N, offsets))
     advantages = ADVANTAGES.table(
         sample_id=sample_id, group_id=group_id, advantage=advantage_B.astype(np.float32)
     )
+    _commit_rest(run, step, rewards, scores, advantages, drift=float(drift_B.mean()))
+
+
+def _commit_rest(
+    run: Run, step: int, rewards: pa.Table, scores: pa.Table, advantages: pa.Table, *, drift: float
+) -> None:
+    mean = float(np.mean(rewards.column("raw_reward").to_numpy()))
+    metrics = metric_table([{"rollout/raw_reward": mean}])
+    _commit(run, step, "reward", rewards=rewards, metrics=metrics)
+    _commit(run, step, "score", scores=scores)
     _commit(run, step, "advantage", advantages=advantages)
     train = {
         "train/loss": 0.01,
         "train/grad_norm": 1.0,
         "train/pg_clipfrac": 0.02 + 1e-4 * step,
-        "train/train_rollout_logprob_abs_diff": float(drift_B.mean()),
+        "train/train_rollout_logprob_abs_diff": drift,
     }
     _commit(run, step, "update", metrics=metric_table([train, train]))
 

@@ -173,11 +173,12 @@ def command_parser(prog: str, description: str, examples: str) -> argparse.Argum
     )
 
 
-def build_parser(prog: str, description: str) -> argparse.ArgumentParser:
+def build_parser(prog: str, description: str, example: str = "") -> argparse.ArgumentParser:
     """A parser with one flag for each field, grouped by section, helped by the field's doc."""
     parser = _Parser(
         prog=prog,
         description=description,
+        epilog=example and f"example: {example}",
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=34, width=100),

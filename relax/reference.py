@@ -23,7 +23,7 @@ def sql_page() -> str:
         "",
         NOTE.format(source="relax/schema.py or relax/analytics/questions.py"),
         "",
-        "A run is a database. `relax sql RUN \"SELECT ...\"` asks it in DuckDB's SQL, "
+        'A run is a database. `relax sql RUN "SELECT ..."` asks it in DuckDB\'s SQL, '
         "while it runs and after; nothing can be written. Several runs at once "
         "differ in the column `run`.",
         "",
@@ -34,7 +34,7 @@ def sql_page() -> str:
         "relax sql --columns",
         "```",
         "",
-        "In Python, `relax.open_run(\"runs/x\").sql(\"SELECT ...\")` gives a DuckDB relation: "
+        'In Python, `relax.open_run("runs/x").sql("SELECT ...")` gives a DuckDB relation: '
         "`fetchall()`, `df()`, `to_arrow_table()`, `show()`. Columns of lists (one number a token) "
         "are read from disk only when they are named; prefer the scalars where they will do.",
         "",
@@ -53,7 +53,7 @@ def sql_page() -> str:
 
 def _columns(table: Table) -> list[str]:
     rows = [
-        f"| `{c.name}` | {str(c.type).replace('item: ', '')} | {c.unit} | {c.meaning} |"
+        f"| `{c.name}` | `{str(c.type).replace('item: ', '')}` | {c.unit} | {c.meaning} |"
         for c in table.columns
     ]
     return ["| column | type | unit | meaning |", "|---|---|---|---|", *rows]

@@ -201,7 +201,11 @@ VIEWS = {
                 RUN,
                 STEP,
                 GROUP,
-                *(c for c in PROMPTS.columns if c.name in ("prompt_id", "epoch", "prompt", "label")),
+                *(
+                    c
+                    for c in PROMPTS.columns
+                    if c.name in ("prompt_id", "epoch", "prompt", "label")
+                ),
                 NUM_RESPONSES,
                 MEAN_RAW,
                 MEAN_REWARD,

@@ -30,7 +30,7 @@ def _unknown_column(name: str, query: str) -> str:
     offered = {view: [c.name for c in VIEWS[view].columns] for view in asked or VIEWS}
     every = [column for columns in offered.values() for column in columns]
     listed = "; ".join(f"{view} has {', '.join(columns)}" for view, columns in offered.items())
-    return f"{name}: no such column{nearest(name.split('.')[-1], every)}; {listed}"
+    return f"{name}: no such column{nearest(name.rpartition('.')[2], every)}; {listed}"
 
 
 def _first_line(text: str) -> str:

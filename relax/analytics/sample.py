@@ -35,7 +35,9 @@ def sample(run: Run, step: int, sample_id: int) -> dict[str, Any]:
     found = _one(run.table(step, "rollout", "responses"), "sample_id", sample_id)
     if found is None:
         total = run.committed(step, "rollout").tables["responses"].rows
-        raise ConfigError(f"sample {sample_id}: not there; step {step} has samples 0 to {total - 1}")
+        raise ConfigError(
+            f"sample {sample_id}: not there; step {step} has samples 0 to {total - 1}"
+        )
     prompt = _one(run.table(step, "rollout", "prompts"), "group_id", found["group_id"])
     found |= prompt or {}
     for stage, name in PARTS:

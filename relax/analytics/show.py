@@ -17,6 +17,7 @@ from relax.analytics.sample import COLOURS, show_sample
 from relax.errors import ArtifactError, ConfigError
 from relax.flags import command_parser
 from relax.schema import IDS_PER_STEP
+from relax.sizes import in_bytes
 from relax.stages import STAGES
 from relax.store import Run
 from relax.store.commit import step_dir
@@ -147,7 +148,8 @@ def _print(run: Run, states: list[StepState]) -> None:
 
 
 def _headline(known: dict[str, Any], states: list[StepState]) -> Iterable[str]:
-    yield f"{known['run']}: {known['updates']} of {known['num_rollout']} updates, {known['algorithm']}"
+    done = f"{known['updates']} of {known['num_rollout']} updates"
+    yield f"{known['run']}: {done}, {known['algorithm']}"
     yield f"  model    {known['model']}"
     yield f"  command  {known.get('command', '')}"
     yield f"  created  {known.get('created', '')}, relax {known.get('relax', '')}"
@@ -187,12 +189,3 @@ def _row(states: list[StepState], used: list[str]) -> list[str]:
         "ok" if first.has_checkpoint else "",
         in_bytes(sum(s.bytes for s in states)),
     ]
-
-
-def in_bytes(size: float) -> str:
-    """A size for people: 512 B, 3.4 MiB."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" or size >= 100 else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TiB"

@@ -82,7 +82,8 @@ def _widened(found: dict[str, pa.Table]) -> pa.Table:
             continue
         table = found[kind.name]
         if not table.column(SAMPLE.name).equals(ids):
-            table = table.take(pc.index_in(ids, table.column(SAMPLE.name)))
+            places = pc.index_in(ids, table.column(SAMPLE.name))  # pyright: ignore[reportAttributeAccessIssue]
+            table = table.take(places)
         arrays += table.select(names).columns
     return pa.Table.from_arrays(arrays, names=[c.name for c in WIDE])
 

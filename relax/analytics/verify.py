@@ -13,7 +13,6 @@ from relax.flags import command_parser
 from relax.schema import TABLES
 from relax.store import Manifest, Run, disk, read_table
 from relax.store.arrow import content_hash
-from relax.store.commit import step_dir
 from relax.store.manifest import digest
 
 VERIFY_EXAMPLES = """example:
@@ -38,8 +37,8 @@ def verify(argv: Sequence[str]) -> int:
         print(fault)
         faults += 1
     print(
-        f"{run.root}: {count['stages']} stages, {count['tables']} tables, {count['policies']} policies, "
-        f"{count['checkpoints']} checkpoints: "
+        f"{run.root}: {count['stages']} stages, {count['tables']} tables, "
+        f"{count['policies']} policies, {count['checkpoints']} checkpoints: "
         + (f"{faults} differ from their manifests" if faults else "all as committed")
         + (f"; {count['gone']} removed by retention" if count["gone"] else "")
         + f" ({time.perf_counter() - start:.1f} s)"
@@ -68,7 +67,7 @@ def _stage_faults(run: Run, manifest: Manifest, folder: Path, count: Counter[str
     for stage, content in manifest.key_parts.get("inputs", {}).items():
         above = run.manifest(manifest.step, stage)
         if above is None or above.content != content:
-            yield f"{folder}: made from another {stage} than {step_dir(run.root, manifest.step)} has"
+            yield f"{folder}: made from another {stage} than the one beside it"
     for name, entry in manifest.tables.items():
         count["tables"] += 1
         path = folder / f"{name}.arrow"
@@ -108,7 +107,9 @@ def _published_faults(run: Run, manifest: Manifest, count: Counter[str]) -> Iter
 def export(argv: Sequence[str]) -> int:
     """Copy the policy that a step published to a directory of its own."""
     parser = command_parser(
-        "relax export", "Copy the policy that a step published (Hugging Face layout).", EXPORT_EXAMPLES
+        "relax export",
+        "Copy the policy that a step published (Hugging Face layout).",
+        EXPORT_EXAMPLES,
     )
     parser.add_argument("run", help="directory of the run")
     parser.add_argument("out", type=Path, help="directory to make")

@@ -99,4 +99,3 @@ def _view_sql(view: str, names: list[str]) -> str:
         query = QUERIES[view].format(**sources)
         parts.append(f"SELECT {columns} FROM (SELECT {literal} AS run, * FROM ({query}))")
     return " UNION ALL ".join(parts)
-

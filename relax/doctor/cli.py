@@ -12,13 +12,17 @@ from relax.errors import ConfigError
 from relax.flags import build_parser, load_config, overrides_of, parse_flags
 
 ABOUT = """What a configuration will do: stages and where they run, batches, memory, disk.
-Example: relax check recipes/gsm8k_cpu.toml --prompt-data train.jsonl --hf-checkpoint models/m.
 Exit code: 0 it would start here, 1 it would not (the reasons are listed), 2 it is not valid."""
+
+EXAMPLE = (
+    "relax check recipes/gsm8k_cpu.toml --prompt-data train.jsonl --hf-checkpoint models/m "
+    "--run-dir runs/x"
+)
 
 
 def check(argv: Sequence[str]) -> int:
     """Print the plan of a configuration."""
-    parser = build_parser("relax check", ABOUT)
+    parser = build_parser("relax check", ABOUT, EXAMPLE)
     parser.add_argument("--format", choices=("text", "json"), help="[text]")
     parser.add_argument("--ranks", metavar="X", help="ranks that the update is sharded over [1]")
     parser.add_argument("--gpu", action="store_true", help="count bfloat16 compute on GPUs")

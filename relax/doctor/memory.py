@@ -10,13 +10,13 @@ from typing import Any
 
 from relax.config import Config
 from relax.doctor.model import ModelSize
+from relax.sizes import in_bytes
 
-GIB = 2**30
 LOGPROB_CHUNK = 256
 """Tokens whose logits exist at once."""
 ACTIVATIONS_PER_LAYER = 34
 """Bytes kept for the backward pass for each token, layer and hidden unit, at 2 bytes a number
-(arXiv:2205.05198, eq. 2, without the quadratic attention term that fused attention does not keep)."""
+(arXiv:2205.05198, eq. 2, without the quadratic term: fused attention does not keep it)."""
 
 
 def memory(config: Config, size: ModelSize, *, ranks: int, gpu: bool) -> dict[str, Any]:
@@ -43,15 +43,11 @@ def memory(config: Config, size: ModelSize, *, ranks: int, gpu: bool) -> dict[st
     facts = {
         "model": f"{size.architecture}, {weights / 1e6:,.1f} M parameters ({counted})",
         "ranks": f"{ranks}, {'GPU' if gpu else 'CPU'}",
-        "training": f"{_gib(sum(trainer.values()))}: "
-        + ", ".join(f"{name} {_gib(part)}" for name, part in trainer.items()),
-        "sampling": f"{_gib(weights * width + cache)}: weights {_gib(weights * width)}, "
-        f"key-value cache of {in_flight} responses at most {_gib(cache)}",
+        "training": f"{in_bytes(sum(trainer.values()))}: "
+        + ", ".join(f"{name} {in_bytes(part)}" for name, part in trainer.items()),
+        "sampling": f"{in_bytes(weights * width + cache)}: weights {in_bytes(weights * width)}, "
+        f"key-value cache of {in_flight} responses at most {in_bytes(cache)}",
     }
     if config.model.ref_load:
-        facts["reference"] = f"{_gib(weights * width)} while it scores"
+        facts["reference"] = f"{in_bytes(weights * width)} while it scores"
     return facts
-
-
-def _gib(size: float) -> str:
-    return f"{size / GIB:.2f} GiB"

@@ -10,7 +10,13 @@ from pathlib import Path
 
 from relax.errors import ArtifactError
 
-SHAPE = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "intermediate_size")
+SHAPE = (
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "vocab_size",
+    "intermediate_size",
+)
 
 
 @dataclass(frozen=True)
@@ -68,7 +74,7 @@ def model_size(directory: str | Path) -> ModelSize:
 
 
 def estimate(told: dict, heads: int, kv_heads: int, head_dim: int) -> int:
-    """Parameters of a decoder with gated MLP: embedding, per layer attention, MLP and norms, head."""
+    """Parameters of a decoder with gated MLP: embedding, attention, MLP, norms and head."""
     hidden, inner = told["hidden_size"], told["intermediate_size"]
     attention = hidden * head_dim * (2 * heads + 2 * kv_heads)
     layer = attention + 3 * hidden * inner + 2 * hidden + 2 * head_dim

@@ -15,6 +15,7 @@ from relax.doctor.memory import memory
 from relax.doctor.model import ModelSize, model_size
 from relax.errors import ArtifactError, ConfigError
 from relax.flags import nearest
+from relax.sizes import in_bytes
 from relax.stages import STAGES
 
 Facts = dict[str, Any]
@@ -155,7 +156,7 @@ def disk_facts(config: Config, size: ModelSize | None, problems: list[str]) -> F
     tables = tokens * lists + prompt_tokens * (4 + TEXT_BYTES_PER_TOKEN)
     files = sum(FILES.get(name, 3) for name in stages if name != "evaluate")
     facts: Facts = {
-        "tables": f"at most {_gib(tables)} a step, {_gib(tables * steps)} in all",
+        "tables": f"at most {in_bytes(tables)} a step, {in_bytes(tables * steps)} in all",
         "files": f"{files} a step, about {files * steps} in all",
     }
     total = tables * steps
@@ -165,17 +166,17 @@ def disk_facts(config: Config, size: ModelSize | None, problems: list[str]) -> F
         checkpoint = size.num_parameters * 12
         keep = config.run.max_actor_ckpt_to_keep
         kept = (keep + 2) * policy + keep * checkpoint
-        facts["policy"] = f"{_gib(policy)} each ({POLICY_FILES} files), {keep + 2} kept at most"
-        facts["checkpoint"] = f"{_gib(checkpoint)} each, {keep} kept"
-        facts["kept"] = f"{_gib(kept)} of policies and checkpoints at any time"
+        facts["policy"] = f"{in_bytes(policy)} each ({POLICY_FILES} files), {keep + 2} kept at most"
+        facts["checkpoint"] = f"{in_bytes(checkpoint)} each, {keep} kept"
+        facts["kept"] = f"{in_bytes(kept)} of policies and checkpoints at any time"
         total += kept
-    facts["run"] = f"at most {_gib(total)}"
+    facts["run"] = f"at most {in_bytes(total)}"
     if config.run.run_dir:
         free = shutil.disk_usage(_existing(Path(config.run.run_dir))).free
-        facts["free"] = _gib(free)
+        facts["free"] = in_bytes(free)
         if free < total + config.run.min_free_gib * GIB:
             problems.append(
-                f"run.run_dir: {_gib(free)} free, the run may take {_gib(total)} beside "
+                f"run.run_dir: {in_bytes(free)} free, the run may take {in_bytes(total)} beside "
                 f"min_free_gib = {config.run.min_free_gib}"
             )
     return facts
@@ -186,7 +187,3 @@ def _existing(path: Path) -> Path:
     while not path.exists():
         path = path.parent
     return path
-
-
-def _gib(size: float) -> str:
-    return f"{size / GIB:.2f} GiB" if size >= GIB / 100 else f"{size / 2**20:.2f} MiB"

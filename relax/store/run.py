@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from pydantic import ValidationError
 
 from relax.config import Config
 from relax.errors import ArtifactError, ConfigError
@@ -41,7 +42,15 @@ class Run:
         if not accepted:
             raise ArtifactError(f"{root}/config: empty; run.json says that this is a run")
         newest = _read_json(accepted[-1])
-        config = Config.model_validate_json(json.dumps(newest["config"]))
+        try:
+            config = Config.model_validate_json(json.dumps(newest["config"]))
+        except ValidationError as error:
+            fault = error.errors()[0]
+            where = ".".join(str(part) for part in fault["loc"])
+            raise ArtifactError(
+                f"{accepted[-1]}: config.{where}: {fault['msg']}; "
+                "the run was made by another version of relax"
+            ) from None
         return cls(root, config, newest["sources"], record["schedule_steps"])
 
     @classmethod
