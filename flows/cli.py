@@ -15,6 +15,14 @@ ABOUT = {
     "evaluate": "Answer held-out prompts with the newest policy of a run.",
 }
 
+EXAMPLES = {
+    "train": "relax train recipes/gsm8k_cpu.toml --prompt-data train.jsonl "
+    "--hf-checkpoint models/m --run-dir runs/x",
+    "sft": "relax sft recipe.toml --prompt-data train.jsonl --hf-checkpoint models/m "
+    "--run-dir runs/warm",
+    "evaluate": "relax evaluate recipe.toml --run-dir runs/x --eval-prompt-data test.jsonl",
+}
+
 
 def train(argv: Sequence[str]) -> int:
     """`relax train`."""
@@ -32,7 +40,7 @@ def evaluate(argv: Sequence[str]) -> int:
 
 
 def _command(name: str, argv: Sequence[str]) -> int:
-    parser = build_parser(f"relax {name}", ABOUT[name])
+    parser = build_parser(f"relax {name}", ABOUT[name], EXAMPLES[name])
     parser.add_argument(
         "--no-prefect", action="store_true", help="run the same loop without Prefect"
     )

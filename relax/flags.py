@@ -162,12 +162,24 @@ class _Parser(argparse.ArgumentParser):
         raise ConfigError(f"{self.prog}: {message}; see {self.prog} --help")
 
 
-def build_parser(prog: str, description: str) -> argparse.ArgumentParser:
+def command_parser(prog: str, description: str, examples: str) -> argparse.ArgumentParser:
+    """A parser for a command that asks about runs; its help ends in examples."""
+    return _Parser(
+        prog=prog,
+        description=description,
+        epilog=examples,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
+def build_parser(prog: str, description: str, example: str = "") -> argparse.ArgumentParser:
     """A parser with one flag for each field, grouped by section, helped by the field's doc."""
     parser = _Parser(
         prog=prog,
         usage=f"{prog} [CONFIG.toml] [--setting value ...]",
         description=description,
+        epilog=example and f"example: {example}",
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=34, width=100),
