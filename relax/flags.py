@@ -159,7 +159,7 @@ class _Parser(argparse.ArgumentParser):
     """argparse whose errors are ConfigErrors, so that all messages leave by one door."""
 
     def error(self, message: str) -> Any:
-        raise ConfigError(f"{self.prog}: {message}; see {self.prog} --help")
+        raise ConfigError(f"{message}; see {self.prog} --help")
 
 
 def command_parser(prog: str, description: str, examples: str) -> argparse.ArgumentParser:
