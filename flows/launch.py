@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from flows.opening import opened
@@ -12,6 +13,8 @@ from tasks.session import Session
 
 Do = Callable[[Session, int, str], Any]
 """Runs one stage of one step: a Prefect task, or the plain function inside it."""
+Around = Callable[[Session], AbstractContextManager]
+"""What the caller holds open while the loop runs."""
 
 
 def launch(
@@ -21,6 +24,7 @@ def launch(
     *,
     schedule_steps: int,
     last_stage: str,
+    around: Around = nullcontext,
 ) -> None:
     """Run `steps` on the run of `config`. `last_stage` ends a step, for the progress display."""
     progress = Progress(config.run.num_rollout, last_stage)
@@ -28,6 +32,7 @@ def launch(
         opened(config, schedule_steps=schedule_steps, report=progress.report) as session,
         session.interruptible(),
         progress,
+        around(session),
     ):
         steps(session, do)
     progress.summary(session.run.root)

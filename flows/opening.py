@@ -34,12 +34,17 @@ def opened(config: Config, *, schedule_steps: int, report: Report) -> Iterator[S
 
     Raises ConfigError or ArtifactError before anything is computed.
     """
-    require(config, "run_dir", "hf_checkpoint", "prompt_data")
-    check_algorithm(config)
-    sources = fingerprints(config)
+    sources = check(config)
     with Lease(Path(config.run.run_dir).absolute()) as lease:
         run = Run.start(config, sources, about(schedule_steps))
         yield Session(config, run, lease, report)
+
+
+def check(config: Config) -> dict[str, str]:
+    """What can be known to be wrong before anything runs; the content hashes of what is read."""
+    require(config, "run_dir", "hf_checkpoint", "prompt_data")
+    check_algorithm(config)
+    return fingerprints(config)
 
 
 def check_algorithm(config: Config) -> None:

@@ -72,6 +72,8 @@ def _read_toml(path: str | Path | None) -> tuple[dict[str, Any], list[str]]:
         tree = tomllib.loads(Path(path).read_text())
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file; give the path of a TOML configuration") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not TOML: {error}") from None
     faults = []
@@ -177,6 +179,7 @@ def build_parser(prog: str, description: str, example: str = "") -> argparse.Arg
     """A parser with one flag for each field, grouped by section, helped by the field's doc."""
     parser = _Parser(
         prog=prog,
+        usage=f"{prog} [CONFIG.toml] [--setting value ...]",
         description=description,
         epilog=example and f"example: {example}",
         allow_abbrev=False,

@@ -9,6 +9,7 @@ from relax.schema import SCHEMA_VERSION
 from relax.stages import STAGES, Stage
 from relax.store import Manifest, Run
 from relax.store.manifest import differences, digest
+from relax.store.run import UPDATES
 
 
 def key_parts(run: Run, step: int, stage: Stage) -> dict[str, Any]:
@@ -38,6 +39,12 @@ def _source(run: Run, step: int, name: str) -> str:
 
 def done(run: Run, step: int, name: str) -> Manifest | None:
     """The committed manifest if the stage is done; ArtifactError if it was done differently."""
+    for other in UPDATES:
+        if name in UPDATES and other != name and run.manifest(step, other) is not None:
+            raise ArtifactError(
+                f"{run.root}: policy {step + 1} was made by {other}; for {name} give another "
+                "--run-dir, and that policy's directory as --hf-checkpoint"
+            )
     manifest = run.manifest(step, name)
     if manifest is None:
         return None

@@ -14,6 +14,11 @@ from relax.store import Manifest, Output, Run
 from relax.trainer.numerics import make_deterministic
 
 
+# Nodes have no way out, and a log is no place for progress bars. Read when transformers is loaded.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+
+
 @dataclass
 class Warm:
     """What a process keeps between stages, and the hash of what it came from.
@@ -49,9 +54,15 @@ def perform(run_dir: str, step: int, name: str, attempt: str, warm: Warm | None 
     output.measure("started", time.time())
     output.measure("host", text=os.uname().nodename)
     warm = warm or Warm()
-    _load(stage.entry)(run.config, Inputs(run, step), output, warm)
-    output.measure("seconds/total", time.perf_counter() - start)
-    manifest = output.commit()
+    try:
+        _load(stage.entry)(run.config, Inputs(run, step), output, warm)
+        output.measure("seconds/total", time.perf_counter() - start)
+        manifest = output.commit()
+    except OSError as error:
+        manifest = output.yield_to_winner(error)
+    except BaseException:
+        output.discard()
+        raise
     if manifest.policy is not None:
         warm.actor_at = manifest.identity if manifest.attempt == attempt else ""
     run.tidy(manifest)

@@ -88,16 +88,11 @@ def _actor_before(run: Run, step: int, warm: Warm, options: TrainerOptions, trai
 
 def _restore(actor: Actor, run: Run, step: int) -> int:
     """Load the newest undamaged checkpoint; the policy version it stands at (0: none)."""
-    version = step
-    while found := run.newest_checkpoint(version):
-        version, path = found
-        manifest = run.published(version)
-        assert manifest is not None and manifest.checkpoint is not None
-        if content_hash(path) == manifest.checkpoint.hash:
+    for version, path, published in run.checkpoints(step):
+        if content_hash(path) == published.hash:
             actor.restore(path)
             return version
         print(f"{path}: damaged; going back to the checkpoint before it", file=sys.stderr)
-        version -= 1
     return 0
 
 
