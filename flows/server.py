@@ -27,5 +27,5 @@ def ensure_server() -> None:
     from prefect.server.api import server
 
     popen = functools.partial(subprocess.Popen, process_group=0)
-    with mock.patch.object(server.subprocess, "Popen", popen):
+    with mock.patch(f"{server.__name__}.subprocess.Popen", popen):
         server.SubprocessASGIServer().start()

@@ -66,6 +66,15 @@ def test_a_recipe_says_how_to_run_it(path):
     assert "relax check" in head
 
 
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_a_recipes_template_asks_as_it_is_meant_to(path):
+    template = tomllib.loads(path.read_text())["data"]["prompt_template"]
+    shown = template.format(input="1 + 1?")
+    assert shown.startswith("1 + 1?\n")
+    assert "\\boxed{}" in shown
+    assert "\\n" not in shown
+
+
 def test_every_algorithm_has_a_recipe():
     named = {
         tomllib.loads(path.read_text())["algorithm"]["advantage_estimator"] for path in RECIPES

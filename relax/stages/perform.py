@@ -13,7 +13,6 @@ from relax.stages.keys import done, key_parts
 from relax.store import Manifest, Output, Run
 from relax.trainer.numerics import make_deterministic
 
-
 # Nodes have no way out, and a log is no place for progress bars. Read when transformers is loaded.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")

@@ -62,7 +62,7 @@ def policy_hash(directory: Path) -> str:
 
 
 def first_difference(model: ShardedModel, directory: Path, dtype: str) -> str:
-    """": NAME differs first, by SIZE" of what write would put down against a published policy.
+    """ ": NAME differs first, by SIZE" of what write would put down against a published policy.
 
     SIZE is the largest absolute difference; empty when all are equal. Every rank calls it.
     """
