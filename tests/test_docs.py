@@ -13,7 +13,9 @@ from relax.flags import build_parser, parse_flags
 from relax.reference import PAGES
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES_OF_TEXT = [p for p in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))) if p.exists()]
+PAGES_OF_TEXT = [
+    p for p in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))) if p.exists()
+]
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^```[^\n]*\n(.*?)^```", re.S | re.M)
 INLINE = re.compile(r"`(relax [^`]+)`")

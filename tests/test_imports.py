@@ -14,7 +14,9 @@ HEAVY = ("torch", "vllm", "transformers")
 
 def loaded_by(code):
     """Top-level modules in a fresh interpreter after `code`."""
-    program = f"{code}\nimport sys\nprint(' '.join(sorted({{m.split('.')[0] for m in sys.modules}})))"
+    program = (
+        f"{code}\nimport sys\nprint(' '.join(sorted({{m.split('.')[0] for m in sys.modules}})))"
+    )
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
     )

@@ -86,4 +86,6 @@ def test_no_recipe_names_a_path_of_someones_machine():
     for path in RECIPES:
         told = tomllib.loads(path.read_text())
         assert "model" not in told
-        assert not {"run_dir", "prompt_data"} & {key for section in told.values() for key in section}
+        assert not {"run_dir", "prompt_data"} & {
+            key for section in told.values() for key in section
+        }

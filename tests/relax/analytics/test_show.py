@@ -119,7 +119,13 @@ def test_with_one_they_are_text(own_run, tmp_path):
 
 @pytest.mark.parametrize(
     ("size", "text"),
-    [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (200 * 2**20, "200 MiB"), (2**50, "1024.0 TiB")],
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1536, "1.5 KiB"),
+        (200 * 2**20, "200 MiB"),
+        (2**50, "1024.0 TiB"),
+    ],
 )
 def test_sizes(size, text):
     assert in_bytes(size) == text

@@ -81,7 +81,10 @@ def test_lists(capsys):
     [
         (["sql"], "relax sql: give a run and a query"),
         (["sql", "--question", "held-out"], "relax sql: no run given"),
-        (["sql", "RUN", "SELECT error('no'), step FROM steps"], "relax sql: Invalid Input Error: no"),
+        (
+            ["sql", "RUN", "SELECT error('no') FROM steps"],
+            "relax sql: Invalid Input Error: no",
+        ),
         (["sql", "RUN", "SELECT 1", "--formt", "csv"], "relax sql: unrecognized"),
         (["sql", "RUN", "SELECT 1", "--format", "xls"], "relax sql: argument --format"),
     ],

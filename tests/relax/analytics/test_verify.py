@@ -86,7 +86,9 @@ def test_a_stage_made_from_another_input(own_run, capsys):
     Output(own_run.root, 2, "advantage", attempt="a", key_parts=parts).commit()
     code, lines = verdict(own_run, capsys)
     assert code == 1
-    assert lines[0].endswith("steps/000002/advantage: made from another rollout than the one beside it")
+    assert lines[0].endswith(
+        "steps/000002/advantage: made from another rollout than the one beside it"
+    )
 
 
 def test_what_retention_removed_is_no_fault(own_run, capsys):

@@ -64,7 +64,7 @@ def test_parameters_are_counted_where_there_are_weights(tmp_path):
 
 
 def test_a_config_that_does_not_tell_the_size(tmp_path):
-    with pytest.raises(ArtifactError, match="config.json: missing"):
+    with pytest.raises(ArtifactError, match=r"config\.json: missing"):
         model_size(tmp_path)
     with pytest.raises(ArtifactError, match="has no num_hidden_layers, num_attention_heads"):
         model_size(model(tmp_path / "m", {"hidden_size": 3, "vocab_size": 3}))
