@@ -1,0 +1,5 @@
+"""The algorithms: pure functions and one literal table of rows. This module imports no torch."""
+
+from relax.algorithms.table import ALGORITHMS, Algorithm
+
+__all__ = ["ALGORITHMS", "Algorithm"]

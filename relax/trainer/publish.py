@@ -3,7 +3,7 @@
 import hashlib
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import torch
@@ -61,6 +61,22 @@ def policy_hash(directory: Path) -> str:
     return _combine([[_line(name, files.tensor(name)) for name in files.names()]])
 
 
+def first_difference(model: ShardedModel, directory: Path, dtype: str) -> str:
+    """ ": NAME differs first, by SIZE" of what write would put down against a published policy.
+
+    SIZE is the largest absolute difference; empty when all are equal. Every rank calls it.
+    """
+    files = ModelFiles(Path(directory))
+    for name, ours in _whole_tensors(model, DTYPES[dtype], assign_files(model, DTYPES[dtype])):
+        theirs = files.tensor(name)
+        if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
+            return f": {name} {list(ours.shape)} was {list(theirs.shape)}"
+        if not torch.equal(ours, theirs):
+            size = (ours.double() - theirs.double()).abs().max().item()
+            return f": {name} differs first, by {size:.3g}"
+    return ""
+
+
 def assign_files(model: ShardedModel, dtype: torch.dtype) -> dict[str, str]:
     """Published tensor name -> file name: contiguous in name order, level, a multiple of ranks.
 
@@ -89,19 +105,24 @@ def assign_files(model: ShardedModel, dtype: torch.dtype) -> dict[str, str]:
 def _owned_tensors(
     model: ShardedModel, dtype: torch.dtype, file_of: dict[str, str]
 ) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of this rank's files, whole, on the host; every rank joins every gather.
-
-    Copies, never views of live parameters.
-    """
+    """The tensors of this rank's files; every rank joins every gather."""
     files = sorted(set(file_of.values()))
-    for name in sorted(file_of):
+    for name, whole in _whole_tensors(model, dtype, file_of):
+        if files.index(file_of[name]) % dist.get_world_size() == dist.get_rank():
+            yield name, whole
+
+
+def _whole_tensors(
+    model: ShardedModel, dtype: torch.dtype, names: Iterable[str]
+) -> Iterator[tuple[str, Tensor]]:
+    """Published tensors in name order, on the host: copies, never views of live parameters."""
+    for name in sorted(names):
         source = name if name in model.weights else model.embedding_name
         weight = model.weights[source].detach()
         # Rounding commutes with gathering, and halves what is sent.
         whole = weight.to(dtype)
         whole = whole.full_tensor() if isinstance(whole, DTensor) else whole
-        if files.index(file_of[name]) % dist.get_world_size() == dist.get_rank():
-            yield name, whole.to("cpu", copy=True).contiguous()
+        yield name, whole.to("cpu", copy=True).contiguous()
 
 
 def _line(name: str, tensor: Tensor) -> str:

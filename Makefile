@@ -1,0 +1,52 @@
+# Every target does all of its own set-up on a fresh clone; only the package index is asked.
+PYTHON ?= python3
+BIN := .venv/bin
+export OMP_NUM_THREADS ?= 1
+
+TASK ?= max3
+SEED ?= 1
+
+.PHONY: demo test test-fast test-all test-gpu lint clean
+
+demo: .venv/.light           ## watch a tiny model learn, in about two minutes
+	$(BIN)/python -m flows.demo --task $(TASK) --seed $(SEED)
+
+test: .venv/.full            ## everything that needs no accelerator
+	$(BIN)/python -m pytest -m "not slow and not gpu"
+
+test-fast: .venv/.full       ## under three minutes: no processes, servers or clusters
+	$(BIN)/python -m pytest -m "not slow and not gpu and not integration and not slurm"
+
+test-all: .venv/.full        ## learning curves and the whole crash matrix as well
+	$(BIN)/python -m pytest -m "not gpu"
+
+test-gpu: .venv/.full        ## the branches that need one CUDA device
+	$(BIN)/python -m pytest -m gpu
+
+lint: .venv/.full
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+	$(BIN)/python .ci/sizes.py
+
+.venv/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "make: $(PYTHON) is older than 3.11; name a newer one: make PYTHON=python3.12"; exit 1; }
+	$(PYTHON) -m venv .venv
+
+.venv/.torch: constraints.txt | .venv/bin/python
+	$(BIN)/python .ci/cpu_torch.py
+	$(BIN)/pip install -q -c constraints.txt torch
+	@touch $@
+
+.venv/.light: pyproject.toml constraints.txt | .venv/.torch
+	$(BIN)/pip install -q -c constraints.txt -e '.[flow]'
+	@touch $@
+
+.venv/.full: pyproject.toml constraints.txt | .venv/.torch
+	$(BIN)/pip install -q -c constraints.txt -e '.[dev]'
+	@touch $@ .venv/.light
+
+clean:
+	rm -rf .venv

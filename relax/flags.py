@@ -1,0 +1,254 @@
+"""From a TOML file and command-line flags to a Config: flag over TOML over default.
+
+Every fault of a file or command line is reported at once, one line each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
+
+from relax.config import Config, Section, flag_of, section_of, sections
+from relax.errors import ConfigError
+
+
+def nearest(word: str, words: Iterable[str]) -> str:
+    """`; did you mean X?` for the nearest of `words`, or nothing."""
+    close = difflib.get_close_matches(word, list(words), n=1, cutoff=0.6)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def load_config(path: str | Path | None, overrides: Mapping[str, Any] | None = None) -> Config:
+    """Config of a TOML file (None: defaults) with `overrides` (field name -> value) on top.
+
+    Values of overrides may be strings, as flags are; they are converted by the field's type.
+    Raises ConfigError with one line per fault.
+    """
+    tree, faults = _read_toml(path)
+    owner = section_of()
+    for name, value in (overrides or {}).items():
+        if name not in owner:
+            faults.append(f"{flag_of(name)}: no such setting{nearest(name, owner)}")
+            continue
+        converted, fault = _convert(name, value)
+        if fault:
+            faults.append(fault)
+        else:
+            tree.setdefault(owner[name], {})[name] = converted
+    try:
+        config = Config.model_validate(tree)
+    except ValidationError as error:
+        faults += list(_lines(error, str(path) if path else "settings"))
+    if faults:
+        raise ConfigError("\n".join(faults))
+    return config  # pyright: ignore[reportPossiblyUnboundVariable]
+
+
+def require(config: Config, *names: str) -> None:
+    """Raise ConfigError with one line for each setting in `names` that is empty."""
+    owner = section_of()
+    missing = [n for n in names if not getattr(getattr(config, owner[n]), n)]
+    if missing:
+        raise ConfigError(
+            "\n".join(
+                f"{owner[n]}.{n}: not set; give {flag_of(n)} or [{owner[n]}] {n} in the TOML file"
+                for n in missing
+            )
+        )
+
+
+def _read_toml(path: str | Path | None) -> tuple[dict[str, Any], list[str]]:
+    """The file's tree and what is wrong with its keys (unknown ones are taken out)."""
+    if path is None:
+        return {}, []
+    try:
+        tree = tomllib.loads(Path(path).read_text())
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file; give the path of a TOML configuration") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not TOML: {error}") from None
+    faults = []
+    for name in list(tree):
+        cls = sections().get(name)
+        if cls is None:
+            hint = _section_hint(name)
+            faults.append(f"{path}: [{name}]: no such section{hint}")
+            del tree[name]
+        elif not isinstance(tree[name], dict):
+            faults.append(f"{path}: {name} = {tree[name]!r}: {name} is a section: write [{name}]")
+            del tree[name]
+        else:
+            for key in [k for k in tree[name] if k not in cls.model_fields]:
+                faults.append(f"{path}: {name}.{key}: no such key{_key_hint(key, name)}")
+                del tree[name][key]
+    return tree, faults
+
+
+def _section_hint(name: str) -> str:
+    owner = section_of()
+    if name in owner:
+        return f"; it is a key of [{owner[name]}]"
+    return nearest(name, sections())
+
+
+def _key_hint(key: str, section: str) -> str:
+    owner = section_of()
+    if key in owner:
+        return f"; it belongs in [{owner[key]}]"
+    return nearest(key, sections()[section].model_fields) or nearest(key, owner)
+
+
+def _convert(name: str, value: Any) -> tuple[Any, str | None]:
+    """A flag's text as the field's type, or the line that says why not."""
+    field = sections()[section_of()[name]].model_fields[name]
+    try:
+        return _adapter(field).validate_python(value), None
+    except ValidationError as error:
+        return None, f"{flag_of(name)} = {value!r}: {_reasons(error)}"
+
+
+def _adapter(field: FieldInfo) -> TypeAdapter:
+    """The field's type with its bounds, outside its strict section."""
+    bare: Any = field.annotation
+    for bound in field.metadata:
+        if type(bound).__name__ != "Strict":
+            bare = _annotated(bare, bound)
+    return TypeAdapter(bare)
+
+
+def _annotated(annotation: Any, bound: Any) -> Any:
+    from typing import Annotated
+
+    return Annotated[annotation, bound]
+
+
+def _reasons(error: ValidationError) -> str:
+    return " or ".join(_reason(e) for e in error.errors())
+
+
+def _reason(error: Mapping[str, Any]) -> str:
+    text = str(error["msg"]).removeprefix("Value error, ")
+    return text[0].lower() + text[1:]
+
+
+def _lines(error: ValidationError, source: str) -> Iterable[str]:
+    """One line a faulty field; the alternatives of a union are joined."""
+    grouped: dict[str, list[Mapping[str, Any]]] = {}
+    for fault in error.errors():
+        where = ".".join(str(part) for part in fault["loc"][:2])
+        grouped.setdefault(where, []).append(fault)
+    for where, found in grouped.items():
+        reason = " or ".join(_reason(f) for f in found)
+        if where:
+            yield f"{source}: {where} = {found[0]['input']!r}: {reason}"
+        else:
+            yield f"{source}: {reason}"
+
+
+# --- flags -------------------------------------------------------------------------------------
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse whose errors are ConfigErrors, so that all messages leave by one door."""
+
+    def error(self, message: str) -> Any:
+        raise ConfigError(f"{self.prog}: {message}; see {self.prog} --help")
+
+
+def command_parser(prog: str, description: str, examples: str) -> argparse.ArgumentParser:
+    """A parser for a command that asks about runs; its help ends in examples."""
+    return _Parser(
+        prog=prog,
+        description=description,
+        epilog=examples,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
+def build_parser(prog: str, description: str, example: str = "") -> argparse.ArgumentParser:
+    """A parser with one flag for each field, grouped by section, helped by the field's doc."""
+    parser = _Parser(
+        prog=prog,
+        usage=f"{prog} [CONFIG.toml] [--setting value ...]",
+        description=description,
+        epilog=example and f"example: {example}",
+        allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
+        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=34, width=100),
+    )
+    parser.add_argument("config", nargs="?", default=None, help="TOML file (see recipes/)")
+    for name, cls in sections().items():
+        group = parser.add_argument_group(f"[{name}]", (cls.__doc__ or "").strip())
+        for field_name, field in cls.model_fields.items():
+            _add_flag(group, field_name, field)
+    return parser
+
+
+def _add_flag(group: argparse._ArgumentGroup, name: str, field: FieldInfo) -> None:
+    text = f"{field.description} [{_shown(field.default)}]".replace("%", "%%")
+    if field.annotation is bool:
+        group.add_argument(
+            flag_of(name), dest=name, action=argparse.BooleanOptionalAction, help=text
+        )
+    elif isinstance(field.default, tuple):
+        group.add_argument(flag_of(name), dest=name, nargs="*", metavar="X", help=text)
+    else:
+        group.add_argument(flag_of(name), dest=name, metavar=_metavar(field), help=text)
+
+
+def _shown(default: Any) -> str:
+    if default is None or default in ("", ()):
+        return "unset"
+    return str(default)
+
+
+def _metavar(field: FieldInfo) -> str:
+    choices = [c for c in get_args(field.annotation) if isinstance(c, str)]
+    return "{" + ",".join(choices) + "}" if choices else "X"
+
+
+def parse_flags(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
+    """The known flags of `argv`; an unknown one is a ConfigError naming the nearest."""
+    known, unknown = parser.parse_known_args(argv)
+    if unknown:
+        flags = [flag for action in parser._actions for flag in action.option_strings]
+        raise ConfigError(
+            "\n".join(
+                f"{word}: no such flag{nearest(word.split('=')[0], flags)}"
+                if word.startswith("-")
+                else f"{word}: not expected here"
+                for word in unknown
+            )
+        )
+    return known
+
+
+def overrides_of(known: argparse.Namespace) -> dict[str, Any]:
+    """The settings among parsed flags."""
+    owner = section_of()
+    return {name: value for name, value in vars(known).items() if name in owner}
+
+
+def config_from_argv(prog: str, description: str, argv: Sequence[str]) -> Config:
+    """`relax train recipe.toml --lr 1e-5` in one call."""
+    known = parse_flags(build_parser(prog, description), argv)
+    return load_config(known.config, overrides_of(known))
+
+
+def changed(old: Section, new: Section) -> list[str]:
+    """`section.field: old -> new` for each field that differs between two configs."""
+    lines = []
+    for name, field_names in ((n, c.model_fields) for n, c in sections().items()):
+        for field in field_names:
+            before, after = (getattr(getattr(c, name), field) for c in (old, new))
+            if before != after:
+                lines.append(f"{name}.{field}: {before!r} -> {after!r}")
+    return lines

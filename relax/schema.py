@@ -1,0 +1,252 @@
+"""Every Arrow column of the project: name, type, unit, meaning. No column is named anywhere else.
+
+Tables are made with `TABLE.table(column=values, ...)` and read back as attributes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+SCHEMA_VERSION = 1
+
+ID, COUNT, REAL, TEXT = pa.int64(), pa.int32(), pa.float64(), pa.string()
+TOKENS, REALS, BOOLS = pa.list_(pa.int32()), pa.list_(pa.float32()), pa.list_(pa.bool_())
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column: its Arrow type, its unit ("" where it has none) and what it means."""
+
+    name: str
+    type: pa.DataType
+    unit: str
+    meaning: str
+    nullable: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """One kind of Arrow file."""
+
+    name: str
+    columns: tuple[Column, ...]
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The Arrow schema; kind and version travel in the file."""
+        kind = {"relax.table": self.name, "relax.version": str(SCHEMA_VERSION)}
+        fields = [pa.field(c.name, c.type, nullable=c.nullable) for c in self.columns]
+        return pa.schema(fields, metadata=kind)
+
+    def table(self, **columns: Sequence[Any] | np.ndarray) -> pa.Table:
+        """A table of this kind, one keyword argument a column; nullable ones may be left out."""
+        empty = [None] * len(next(iter(columns.values())))
+        unknown = columns.keys() - {c.name for c in self.columns}
+        assert not unknown, f"{self.name}: unknown columns {sorted(unknown)}"
+        arrays = [
+            pa.array(columns.get(c.name, empty) if c.nullable else columns[c.name], c.type)
+            for c in self.columns
+        ]
+        return pa.Table.from_arrays(arrays, schema=self.schema)
+
+
+SAMPLE = Column("sample_id", ID, "", "step * 1,000,000 + place of the response in its step")
+GROUP = Column("group_id", ID, "", "step * 1,000,000 + place of the prompt in its step")
+IDS_PER_STEP = 1_000_000
+
+PROMPTS = Table(
+    "prompts",
+    (
+        GROUP,
+        Column("prompt_id", ID, "", "row of the prompt in the prompt source, from 0"),
+        Column("epoch", COUNT, "", "pass over the prompt source, from 0"),
+        Column("position", ID, "", "place in that epoch's order, from 0"),
+        Column("prompt", TEXT, "", "the prompt as the tokenizer got it"),
+        Column("prompt_tokens", TOKENS, "token ids", "the prompt's tokens"),
+        Column("prompt_len", COUNT, "tokens", "length of the prompt"),
+        Column("label", TEXT, "", "the right answer, as the prompt source gives it"),
+    ),
+)
+
+RESPONSES = Table(
+    "responses",
+    (
+        SAMPLE,
+        GROUP,
+        Column("sample_index", COUNT, "", "place of the response in its group, from 0"),
+        Column("policy_version", COUNT, "", "policy that sampled: k was published by update k - 1"),
+        Column("seed", ID, "", "sampling seed, a function of run seed, step, prompt and index"),
+        Column("response", TEXT, "", "the response, special tokens left out"),
+        Column("tokens", TOKENS, "token ids", "the response's tokens, end token included"),
+        Column("mask", BOOLS, "", "true where the policy sampled the token and it counts"),
+        Column("rollout_logp", REALS, "nats", "log-probability of each token, by the engine"),
+        Column("response_len", COUNT, "tokens", "valid tokens of the response"),
+        Column("rollout_logp_sum", REAL, "nats", "sum of rollout_logp over valid tokens"),
+        Column("finish_reason", TEXT, "", "stop: an end token or text; length: the limit"),
+        Column("truncated", pa.bool_(), "", "true where the limit cut the response"),
+    ),
+)
+
+REWARDS = Table(
+    "rewards",
+    (
+        SAMPLE,
+        GROUP,
+        Column("raw_reward", REAL, "", "what the verifier gave"),
+        Column("reward", REAL, "", "the reward after post-processing: what advantages are made of"),
+    ),
+)
+
+SCORES = Table(
+    "scores",
+    (
+        SAMPLE,
+        Column("old_logp", REALS, "nats", "log-probabilities before the updates", True),
+        Column("ref_logp", REALS, "nats", "log-probabilities of the reference model", True),
+        Column("teacher_logp", REALS, "nats", "log-probabilities of the teacher", True),
+        Column("value", REALS, "", "the critic's values", True),
+    ),
+)
+
+ADVANTAGES = Table(
+    "advantages",
+    (
+        SAMPLE,
+        GROUP,
+        Column("advantage", pa.float32(), "", "advantage; its mean where tokens differ"),
+        Column("token_advantage", REALS, "", "per token, where tokens differ", True),
+        Column("token_return", REALS, "", "what the critic's values are fitted to", True),
+    ),
+)
+
+EVALS = Table(
+    "evals",
+    (
+        Column("eval_name", TEXT, "", "which evaluation"),
+        Column("decoding", TEXT, "", "sampled or greedy"),
+        Column("policy_version", COUNT, "", "policy that answered"),
+        Column("prompt_id", ID, "", "row of the prompt in the evaluation's source, from 0"),
+        Column("sample_index", COUNT, "", "which of the prompt's answers, from 0"),
+        Column("prompt", TEXT, "", "the prompt as the tokenizer got it"),
+        Column("response", TEXT, "", "the answer"),
+        Column("label", TEXT, "", "the right answer"),
+        Column("reward", REAL, "", "what the verifier gave"),
+        Column("response_len", COUNT, "tokens", "length of the answer"),
+        Column("finish_reason", TEXT, "", "stop or length"),
+    ),
+)
+
+METRICS = Table(
+    "metrics",
+    (
+        Column("optimizer_step", COUNT, "", "optimizer step within the stage, from 0"),
+        Column("metric", TEXT, "", "name, such as train/loss"),
+        Column("value", REAL, "", "its value"),
+    ),
+)
+
+TIMING = Table(
+    "timing",
+    (
+        Column("measure", TEXT, "", "what was measured: seconds/..., host, threads, attempt"),
+        Column("value", REAL, "as the measure says", "clock- and machine-dependent number", True),
+        Column("text", TEXT, "", "machine-dependent text", True),
+    ),
+)
+
+TABLES = {
+    t.name: t for t in (PROMPTS, RESPONSES, REWARDS, SCORES, ADVANTAGES, EVALS, METRICS, TIMING)
+}
+
+# --- views: what `relax sql` offers over the tables above; its queries are in relax/analytics ----
+
+RUN = Column("run", TEXT, "", "name of the run's directory")
+STEP = Column("step", ID, "", "step of the run, from 0")
+STAGE = Column("stage", TEXT, "", "stage that committed it")
+
+
+def _beside(table: Table, *keys: str) -> tuple[Column, ...]:
+    """The columns of a table that is joined by `keys`."""
+    return tuple(c for c in table.columns if c.name not in keys)
+
+
+MEAN_REWARD = Column("reward", REAL, "", "mean reward, as post-processed", True)
+MEAN_RAW = Column("raw_reward", REAL, "", "mean of what the verifier gave", True)
+MEAN_LEN = Column("response_len", REAL, "tokens", "mean length of the responses")
+NUM_RESPONSES = Column("responses", ID, "", "number of responses")
+
+VIEWS = {
+    view.name: view
+    for view in (
+        Table(
+            "responses",
+            (
+                RUN,
+                STEP,
+                *RESPONSES.columns,
+                *_beside(PROMPTS, GROUP.name),
+                *_beside(REWARDS, SAMPLE.name, GROUP.name),
+                *_beside(ADVANTAGES, SAMPLE.name, GROUP.name),
+                *_beside(SCORES, SAMPLE.name),
+            ),
+        ),
+        Table(
+            "groups",
+            (
+                RUN,
+                STEP,
+                GROUP,
+                *(
+                    c
+                    for c in PROMPTS.columns
+                    if c.name in ("prompt_id", "epoch", "prompt", "label")
+                ),
+                NUM_RESPONSES,
+                MEAN_RAW,
+                MEAN_REWARD,
+                Column("reward_min", REAL, "", "lowest reward of the group", True),
+                Column("reward_max", REAL, "", "highest reward of the group", True),
+                MEAN_LEN,
+                Column("has_signal", pa.bool_(), "", "whether its rewards differ", True),
+            ),
+        ),
+        Table(
+            "steps",
+            (
+                RUN,
+                STEP,
+                Column("policy_version", COUNT, "", "oldest policy that sampled in the step"),
+                NUM_RESPONSES,
+                Column("tokens", ID, "tokens", "valid tokens of all responses"),
+                MEAN_RAW,
+                MEAN_REWARD,
+                MEAN_LEN,
+                Column("truncated", REAL, "", "share of responses that the limit cut"),
+                Column("logp", REAL, "nats", "mean log-probability of a token as sampled", True),
+            ),
+        ),
+        Table("metrics", (RUN, STEP, STAGE, *METRICS.columns)),
+        Table("timing", (RUN, STEP, STAGE, *TIMING.columns)),
+        Table("prompts", (RUN, STEP, *PROMPTS.columns)),
+        Table("evals", (RUN, STEP, *EVALS.columns)),
+        Table(
+            "jobs",
+            (
+                RUN,
+                STEP,
+                Column("stage", TEXT, "", "stage that was attempted"),
+                Column("attempt", TEXT, "", "name of the attempt"),
+                Column("job_id", TEXT, "", "SLURM job or process; empty: in the flow", True),
+                Column("committed", pa.bool_(), "", "whether this attempt made the stage"),
+                Column("host", TEXT, "", "machine it ran on", True),
+                Column("started", pa.timestamp("s"), "UTC", "when it started", True),
+                Column("seconds", REAL, "s", "how long it took", True),
+            ),
+        ),
+    )
+}

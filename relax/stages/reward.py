@@ -1,0 +1,62 @@
+"""Verify a step's responses against their labels."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from relax.config import Config, RewardSection
+from relax.errors import ArtifactError
+from relax.rewards import Verifier, verifier
+from relax.schema import REWARDS
+from relax.stages.metrics import metric_table, pass_rates
+from relax.stages.perform import Inputs, Warm
+from relax.store import Output, rows
+
+
+def run(config: Config, inputs: Inputs, output: Output, warm: Warm) -> None:
+    """Write the table `rewards`; one that is not a finite number is an error."""
+    del warm
+    response = rows(inputs.run.table(inputs.step, "rollout", "responses"))
+    prompt = rows(inputs.run.table(inputs.step, "rollout", "prompts"))
+    label_of = dict(zip(prompt.group_id.tolist(), prompt.label, strict=True))
+    verify = configured_verifier(config.reward)
+    start = time.perf_counter()
+    reward_B = np.array(
+        [
+            float(verify(text, label_of[group]))
+            for text, group in zip(response.response, response.group_id.tolist(), strict=True)
+        ]
+    )
+    output.measure("seconds/verify", time.perf_counter() - start)
+    check_finite(reward_B, response.sample_id)
+    output.write(
+        "rewards",
+        REWARDS.table(
+            sample_id=response.sample_id,
+            group_id=response.group_id,
+            raw_reward=reward_B,
+            reward=reward_B,
+        ),
+    )
+    metrics = {"rollout/raw_reward": reward_B.mean(), "rollout/rewards": reward_B.mean()}
+    size = config.rollout.n_samples_per_prompt
+    output.write("metrics", metric_table([metrics | pass_rates(reward_B, response.group_id, size)]))
+
+
+def configured_verifier(settings: RewardSection) -> Verifier:
+    """The user's own function where one is given, else the named one."""
+    if settings.custom_rm_path:
+        return verifier("custom", settings.custom_rm_path)
+    return verifier(settings.rm_type)
+
+
+def check_finite(reward_B: np.ndarray, sample_id_B: np.ndarray) -> None:
+    """Raise ArtifactError naming the samples whose reward is NaN or infinite."""
+    bad = np.flatnonzero(~np.isfinite(reward_B))
+    if len(bad):
+        shown = ", ".join(f"{sample_id_B[i]} ({reward_B[i]})" for i in bad[:5])
+        raise ArtifactError(
+            f"reward: not a finite number for {len(bad)} samples: {shown}; mend the verifier"
+        )

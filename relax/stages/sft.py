@@ -1,0 +1,73 @@
+"""Supervised optimizer steps on prompts and their labels, through the same trainer."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from relax.algorithms.objectives import valid
+from relax.algorithms.reduce import token_mean_weights
+from relax.config import Config
+from relax.data.order import draw
+from relax.data.prompts import Prompt, load_tokenizer
+from relax.stages.metrics import metric_table
+from relax.stages.perform import Inputs, Warm
+from relax.stages.rollout import prompts_for
+from relax.stages.training import Metrics, train_and_publish, trainer_options
+from relax.store import Output
+from relax.trainer.actor import Actor, LossParts, StepLoss, TrainSequence
+
+
+def run(config: Config, inputs: Inputs, output: Output, warm: Warm) -> None:
+    """Write the table `metrics` and publish the new policy."""
+    tokenizer = load_tokenizer(config.model.hf_checkpoint)
+    path, known = config.data.prompt_data, inputs.run.sources["prompts"]
+    prompts = prompts_for(config.data, path, known, tokenizer, warm).prompts
+    assert isinstance(tokenizer.eos_token_id, int)
+    sequences = [label_sequence(p, tokenizer) for p in prompts]
+
+    def train(actor: Actor, step: int) -> Metrics:
+        metrics = []
+        for place in range(step * config.sft.sft_steps, (step + 1) * config.sft.sft_steps):
+            draws = draw(
+                len(prompts),
+                start=place * config.sft.sft_batch_size,
+                count=config.sft.sft_batch_size,
+                seed=config.seeds.seed,
+                shuffle=True,
+            )
+            batch = [sequences[d.prompt_id] for d in draws]
+            found = actor.train_step(batch, cross_entropy(sum(s.response_len for s in batch)))
+            metrics.append(
+                {
+                    "sft/loss": found["loss"],
+                    "sft/grad_norm": found["grad_norm"],
+                    "sft/lr": found["lr"],
+                }
+            )
+        return metrics
+
+    options = trainer_options(config, temperature=1.0)
+    metrics = train_and_publish(inputs, output, warm, options=options, train=train)
+    output.write("metrics", metric_table(metrics))
+
+
+def label_sequence(prompt: Prompt, tokenizer) -> TrainSequence:
+    """Prompt, label and end token; only the last two are learnt."""
+    answer = [*tokenizer.encode(prompt.label, add_special_tokens=False), tokenizer.eos_token_id]
+    return TrainSequence(
+        sample_id=prompt.prompt_id,
+        tokens=np.array([*prompt.tokens, *answer], dtype=np.int64),
+        response_len=len(answer),
+        fields={"mask": np.ones(len(answer), np.float32)},
+    )
+
+
+def cross_entropy(num_tokens: int) -> StepLoss:
+    """-mean log p over all answer tokens of the step."""
+
+    def loss(batch) -> LossParts:
+        (logp_BT,) = valid(batch["mask_BT"], batch["logp_BT"])
+        weight_BT = token_mean_weights(batch["mask_BT"], num_tokens=num_tokens)
+        return LossParts(-(weight_BT * logp_BT).sum(), {})
+
+    return loss

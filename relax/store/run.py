@@ -1,0 +1,265 @@
+"""A run directory: its settings, its sources, and what is committed in it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pydantic import ValidationError
+
+from relax.config import Config
+from relax.errors import ArtifactError, ConfigError
+from relax.flags import changed
+from relax.schema import TABLES
+from relax.store import disk
+from relax.store.arrow import content_hash, read_table
+from relax.store.commit import CHECKPOINTS, POLICIES, step_dir, sweep
+from relax.store.manifest import Manifest, Published, differences, read_manifest
+
+UPDATES = ("update", "sft")  # the stages that publish policies
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run as it stands on disk. Manifests are read once and remembered: they never change."""
+
+    root: Path
+    config: Config
+    sources: dict[str, str]
+    schedule_steps: int
+    _manifests: dict[tuple[int, str], Manifest] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def open(cls, root: str | Path) -> Run:
+        """The run in `root`; ArtifactError when there is none or its records are damaged."""
+        root = Path(root).absolute()
+        record = _read_json(root / "run.json")
+        accepted = sorted((root / "config").glob("[0-9]*.json"))
+        if not accepted:
+            raise ArtifactError(f"{root}/config: empty; run.json says that this is a run")
+        newest = _read_json(accepted[-1])
+        try:
+            config = Config.model_validate_json(json.dumps(newest["config"]))
+            return cls(root, config, dict(newest["sources"]), int(record["schedule_steps"]))
+        except (ValidationError, KeyError, TypeError) as error:
+            what = " ".join(str(error).split())
+            raise ArtifactError(
+                f"{accepted[-1]}: not the settings of a run of this version: {what:.200}"
+            ) from None
+
+    @classmethod
+    def start(cls, config: Config, sources: dict[str, str], about: dict[str, Any]) -> Run:
+        """Create the run of `config`, or continue it where it exists.
+
+        `sources` are content hashes of the files it reads; `about` goes into run.json: the command
+        and `schedule_steps` at least, the length of the learning-rate decay, frozen with the first
+        commit. Until then any settings are accepted.
+        Raises ConfigError when the directory belongs to a run that would give other results.
+        """
+        root = Path(config.run.run_dir).absolute()
+        if not (root / "run.json").exists():
+            _create(root, config, sources, about)
+            return cls.open(root)
+        run = cls.open(root)
+        if _is_begun(root):
+            _refuse_other_run(run, config, sources)
+            sources = run.sources | sources
+        elif about["schedule_steps"] != run.schedule_steps:
+            _write_json(root / "run.json", about)
+        if (config, sources) != (run.config, run.sources):
+            _accept(root, config, sources, about)
+        run = cls.open(root)
+        run._finish_tidying()
+        return run
+
+    # --- what is committed -------------------------------------------------------------------
+
+    def manifest(self, step: int, stage: str) -> Manifest | None:
+        """The committed manifest of a stage, None while there is none."""
+        known = self._manifests.get((step, stage))
+        if known is None:
+            known = read_manifest(step_dir(self.root, step) / stage)
+            if known is not None:
+                self._manifests[step, stage] = known
+        return known
+
+    def committed(self, step: int, stage: str) -> Manifest:
+        """The manifest of a stage that must be there; ArtifactError when it is not."""
+        manifest = self.manifest(step, stage)
+        if manifest is None:
+            raise ArtifactError(f"{step_dir(self.root, step) / stage}: not committed")
+        return manifest
+
+    def table(self, step: int, stage: str, name: str) -> pa.Table:
+        """A committed table; ArtifactError when its content is not what the manifest says."""
+        manifest = self.committed(step, stage)
+        path = step_dir(self.root, step) / stage / f"{name}.arrow"
+        table = read_table(path, TABLES[name])
+        if content_hash(table) != manifest.tables[name].hash:
+            raise ArtifactError(
+                f"{path}: content differs from its manifest (bit rot or an edit); "
+                f"restore it, or remove {path.parent} to compute it again"
+            )
+        return table
+
+    def published(self, version: int) -> Manifest | None:
+        """The manifest that published policy `version` (None for version 0, the given model)."""
+        if version == 0:
+            return None
+        for stage in UPDATES:
+            manifest = self.manifest(version - 1, stage)
+            if manifest is not None:
+                return manifest
+        raise ArtifactError(f"{self.root}: policy {version} does not exist; no update published it")
+
+    def policy_dir(self, version: int) -> Path:
+        """Directory of policy `version`; ArtifactError when it is gone or not whole."""
+        manifest = self.published(version)
+        if manifest is None:
+            return Path(self.config.model.hf_checkpoint)
+        assert manifest.policy is not None
+        path = self.root / manifest.policy.name
+        size = disk.size(path)
+        if size != manifest.policy.bytes:
+            raise ArtifactError(
+                f"{path}: {size} bytes, its manifest says {manifest.policy.bytes}: "
+                "removed by retention or damaged; `relax export` rebuilds it from a checkpoint"
+            )
+        return path
+
+    def policy_hash(self, version: int) -> str:
+        """Content hash of policy `version`."""
+        manifest = self.published(version)
+        if manifest is None:
+            return self.sources["model"]
+        assert manifest.policy is not None
+        return manifest.policy.hash
+
+    def checkpoints(self, at_most: int) -> Iterator[tuple[int, Path, Published]]:
+        """Versions <= `at_most` whose checkpoint is there, newest first; whole or not."""
+        for version in range(at_most, 0, -1):
+            manifest = self.published(version)
+            if manifest is not None and manifest.checkpoint is not None:
+                path = self.root / manifest.checkpoint.name
+                if path.exists():
+                    yield version, path, manifest.checkpoint
+
+    def num_updates(self) -> int:
+        """Updates committed so far, counted from step 0 without a gap."""
+        step = 0
+        while any(self.manifest(step, stage) for stage in UPDATES):
+            step += 1
+        return step
+
+    # --- housekeeping ------------------------------------------------------------------------
+
+    def tidy(self, winner: Manifest) -> None:
+        """After a commit: remove leftovers of its other attempts, old policies and checkpoints."""
+        sweep(self.root, winner)
+        if winner.policy is None:
+            return
+        keep = self._kept_checkpoints(winner.step + 1)
+        for kind, kept in ((CHECKPOINTS, keep), (POLICIES, keep | {winner.step, winner.step + 1})):
+            for folder in (self.root / kind).glob("[0-9]*"):
+                if int(folder.name[:6]) <= winner.step and int(folder.name[:6]) not in kept:
+                    disk.remove_tree(folder)
+
+    def _kept_checkpoints(self, newest: int) -> set[int]:
+        whole = (
+            version
+            for version, path, published in self.checkpoints(newest)
+            if disk.size(path) == published.bytes
+        )
+        return set(itertools.islice(whole, self.config.run.max_actor_ckpt_to_keep))
+
+    def _finish_tidying(self) -> None:
+        """What a flow that was killed after its last commit did not come to."""
+        for step_folder in sorted((self.root / "steps").glob("[0-9]*"))[-1:]:
+            for folder in sorted(step_folder.glob("[a-z]*")):
+                manifest = self.manifest(int(step_folder.name), folder.name)
+                if manifest is not None:
+                    self.tidy(manifest)
+
+
+def _create(root: Path, config: Config, sources: dict[str, str], about: dict[str, Any]) -> None:
+    """Settings first, run.json last: a run without it does not exist."""
+    foreign = (
+        (p.name for p in root.iterdir() if not p.name.startswith(".")) if root.exists() else ()
+    )
+    if not {"config", "lease.json", "jobs"}.issuperset(foreign):
+        raise ConfigError(f"run.run_dir = {root}: not empty and not a run; give another --run-dir")
+    _accept(root, config, sources, about)
+    _write_json(root / "run.json", about)
+
+
+def _accept(root: Path, config: Config, sources: dict[str, str], about: dict[str, Any]) -> None:
+    """Record an accepted change of settings as a new numbered file."""
+    folder = root / "config"
+    disk.make_dir(folder)
+    number = len(list(folder.glob("[0-9]*.json"))) + 1 if (root / "run.json").exists() else 1
+    record = {
+        "config": config.model_dump(mode="json"),
+        "sources": sources,
+        "command": about["command"],
+        "accepted": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+    }
+    _write_json(folder / f"{number:04d}.json", record)
+
+
+def _is_begun(root: Path) -> bool:
+    """Whether anything is committed that other settings would contradict."""
+    return any(root.glob("steps/*/[a-z]*/manifest.json"))
+
+
+def _refuse_other_run(run: Run, config: Config, sources: dict[str, str]) -> None:
+    """Only settings that change no artifact may differ from those the run was made with."""
+    before, after = _keyed(run.config), _keyed(config)
+    keyed = {name for name in before if before[name] != after[name]}
+    lines = [line for line in changed(run.config, config) if _is_keyed(line, keyed, run.config)]
+    shared = run.sources.keys() & sources.keys()
+    lines += [
+        f"content of {line}"
+        for line in differences(*({n: s[n] for n in shared} for s in (run.sources, sources)))
+    ]
+    if lines:
+        raise ConfigError(
+            f"{run.root}: a run with other settings: {'; '.join(lines)}; "
+            "give another --run-dir, or the settings it was made with"
+        )
+
+
+def _keyed(config: Config) -> dict[str, dict[str, Any]]:
+    return {name: getattr(config, name).keyed() for name in type(config).model_fields}
+
+
+def _is_keyed(line: str, sections: set[str], config: Config) -> bool:
+    section, name = line.split(":", maxsplit=1)[0].split(".")
+    return section in sections and name in getattr(config, section).keyed()
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise ArtifactError(f"{path}: missing; give the directory of a run") from None
+    except ValueError as error:
+        raise ArtifactError(f"{path}: damaged: {error}") from None
+
+
+def _write_json(path: Path, value: dict[str, Any]) -> None:
+    """Write whole or not at all."""
+    scratch = path.with_name(f".{path.name}")
+    text = json.dumps(value, indent=1) + "\n"
+    disk.write_file(scratch, lambda p: _write_text(p, text))
+    disk.rename(scratch, path)
+    disk.fsync_dir(path.parent)
+
+
+def _write_text(path: Path, text: str) -> None:
+    path.write_text(text)

@@ -1,0 +1,57 @@
+"""A copy of the code in the run directory: jobs import it, whatever becomes of the checkout."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from pathlib import Path
+
+from relax.custom import source_file
+from relax.store import Run, disk
+
+PACKAGES = ("flows", "tasks", "relax", "slurm")
+CHECKOUT = Path(__file__).resolve().parent.parent
+
+
+def snapshot(run: Run) -> Path:
+    """RUN/code/<hash>, made once for each state of the code and the user's own files."""
+    files = {
+        path.relative_to(CHECKOUT): path
+        for package in PACKAGES
+        for path in sorted((CHECKOUT / package).rglob("*.py"))
+    }
+    for path in custom_paths(run):
+        source = source_file(path, flag="custom function")
+        files[Path("custom") / source.name] = source
+    digest = hashlib.sha256()
+    for name, path in files.items():
+        digest.update(f"{name}\0".encode() + path.read_bytes())
+    target = run.root / "code" / digest.hexdigest()[:16]
+    if not target.exists():
+        _copy(files, target)
+    return target
+
+
+def custom_paths(run: Run) -> list[str]:
+    """The user's own functions that the run's settings name."""
+    settings = [run.config.reward.custom_rm_path]
+    algorithm = run.config.algorithm
+    settings += [algorithm.custom_advantage_path, algorithm.custom_loss_path]
+    settings += [algorithm.custom_reward_post_process_path]
+    return [path for path in settings if path]
+
+
+def _copy(files: dict[Path, Path], target: Path) -> None:
+    """Whole or not at all; another flow may do the same at the same time."""
+    scratch = target.with_name(f".{target.name}-{os.getpid()}")
+    for name, path in files.items():
+        disk.make_dir((scratch / name).parent)
+        shutil.copyfile(path, scratch / name)
+    disk.sync_tree(scratch)
+    try:
+        disk.rename(scratch, target)
+    except OSError:
+        if not target.exists():
+            raise
+        disk.remove_tree(scratch)

@@ -1,0 +1,93 @@
+import json
+import shutil
+from types import SimpleNamespace
+
+import pytest
+from transformers import AutoModelForCausalLM
+
+from relax.engines import published
+from relax.errors import ArtifactError
+
+
+@pytest.fixture
+def copied(tiny, tmp_path):
+    return shutil.copytree(tiny, tmp_path / "policy")
+
+
+@pytest.fixture
+def sharded(tiny, tmp_path):
+    AutoModelForCausalLM.from_pretrained(tiny).save_pretrained(
+        tmp_path / "sharded", max_shard_size="200KB"
+    )
+    return tmp_path / "sharded"
+
+
+def error_of(directory):
+    with pytest.raises(ArtifactError) as error:
+        published.weight_files(directory)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_whole_policies(copied, sharded):
+    (names,) = published.weight_files(copied).values()
+    assert "model.embed_tokens.weight" in names
+    files = published.weight_files(sharded)
+    assert len(files) > 1
+    assert frozenset().union(*files.values()) == names
+
+
+def test_missing_parts(copied, sharded):
+    assert error_of(copied / "none").endswith("is not a directory; name a published policy")
+    (copied / "model.safetensors").unlink()
+    assert "model.safetensors: missing; the policy is not whole" in error_of(copied)
+    (copied / "config.json").unlink()
+    assert "config.json: missing; the policy is not whole" in error_of(copied)
+    shard = sorted(sharded.glob("*.safetensors"))[-1]
+    shard.unlink()
+    assert f"{shard.name}: missing; the policy is not whole" in error_of(sharded)
+
+
+def test_truncated_weights(copied):
+    path = copied / "model.safetensors"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-4])
+    assert f"has {len(whole) - 4} bytes, its header promises {len(whole)};" in error_of(copied)
+    path.write_bytes(whole[:100])
+    assert error_of(copied).endswith("truncated at 100 bytes, inside its header")
+    path.write_bytes(b"")
+    assert error_of(copied).endswith("truncated at 0 bytes, inside its header")
+
+
+def test_broken_json(copied):
+    (copied / "config.json").write_text('{"a": ')
+    assert "config.json: not JSON" in error_of(copied)
+
+
+def test_shard_without_its_tensor(sharded):
+    path = sharded / "model.safetensors.index.json"
+    index = json.loads(path.read_text())
+    index["weight_map"]["model.other"] = next(iter(index["weight_map"].values()))
+    path.write_text(json.dumps(index))
+    assert "tensor model.other is in the index but not in the shard" in error_of(sharded)
+
+
+def test_end_tokens(copied):
+    assert published.end_token_ids(copied, None) == (1,)
+    (copied / "generation_config.json").write_text(json.dumps({"eos_token_id": [5, 9]}))
+    assert published.end_token_ids(copied, SimpleNamespace(eos_token_id=1)) == (1, 5, 9)
+    (copied / "generation_config.json").unlink()
+    assert published.end_token_ids(copied, SimpleNamespace(eos_token_id=7)) == (1, 7)
+
+
+def test_context_len():
+    assert published.context_len({"max_position_embeddings": 64}) == 64
+    assert published.context_len({"text_config": {"max_position_embeddings": 32}}) == 32
+    assert published.context_len({"n_positions": 16}) == 16
+    assert published.context_len({}) == 0
+
+
+def test_same_architecture():
+    config = {"hidden_size": 64, "dtype": "float32"}
+    assert published.same_architecture(config, {"hidden_size": 64, "dtype": "bfloat16"})
+    assert not published.same_architecture(config, {"hidden_size": 65, "dtype": "float32"})

@@ -1,0 +1,112 @@
+import hashlib
+import sys
+
+import pytest
+
+from relax.custom import load_function, source_file, source_hash
+from relax.errors import ConfigError
+
+SOURCE = """
+import math
+from dataclasses import dataclass
+
+@dataclass
+class Weights:
+    scale: float = 2.0
+
+def scaled(text, label, *, scale=2.0):
+    return scale * len(text)
+
+def longer(text, label, extra):
+    return 1.0
+"""
+
+
+@pytest.fixture
+def mine(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(SOURCE)
+    return path
+
+
+def load(path):
+    return load_function(path, flag="reward.custom_path", signature=("text", "label"))
+
+
+def error_of(path):
+    with pytest.raises(ConfigError) as caught:
+        load(path)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_from_a_file_and_from_a_module(mine, monkeypatch):
+    assert load(f"{mine}:scaled")("abc", "") == 6.0
+    package = mine.parent / "relax_test_package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "rewards.py").write_text(SOURCE.replace("2.0", "3.0"))
+    monkeypatch.syspath_prepend(mine.parent)
+    assert load("relax_test_package.rewards:scaled")("abc", "") == 9.0
+    assert source_file("relax_test_package.rewards:scaled") == package / "rewards.py"
+
+
+def test_a_file_is_run_once_and_again_when_it_changed(mine):
+    first = load(f"{mine}:scaled")
+    assert load(f"{mine}:scaled") is first
+    mine.write_text(SOURCE.replace("2.0", "5.0"))
+    assert load(f"{mine}:scaled")("abc", "") == 15.0
+    assert first("abc", "") == 6.0
+
+
+def test_source_hash_is_that_of_the_bytes_and_runs_nothing(mine):
+    mine.write_text("raise RuntimeError\n")
+    assert source_hash(f"{mine}:f") == hashlib.sha256(b"raise RuntimeError\n").hexdigest()
+
+
+def test_paths_that_are_none(mine):
+    forms = "'package.module:function' or 'path/file.py:function' is needed"
+    for path in ("", "mine.py", "mine.py:", ":f", "mine.py:a b"):
+        assert error_of(path) == f"reward.custom_path = {path!r}; {forms}"
+    assert error_of("gone.py:f") == f"reward.custom_path = 'gone.py:f': no file gone.py; {forms}"
+    for module in ("relax_gone", "relax_gone.x", ".x", "sys"):
+        assert error_of(f"{module}:f") == (
+            f"reward.custom_path = '{module}:f': no Python module {module!r} on the import path; "
+            f"{forms}"
+        )
+
+
+def test_functions_that_are_not_there(mine):
+    path = f"{mine}:scale"
+    assert error_of(path) == (
+        f"reward.custom_path = {path!r}: no function 'scale' there; did you mean scaled?"
+    )
+    path = f"{mine}:math"
+    assert error_of(path) == (
+        f"reward.custom_path = {path!r}: no function 'math' there; it has: scaled, longer"
+    )
+
+
+def test_signatures(mine):
+    path = f"{mine}:longer"
+    assert error_of(path) == (
+        f"reward.custom_path = {path!r}: takes (text, label, extra); (text, label) is needed, "
+        "further parameters with defaults"
+    )
+
+
+@pytest.mark.parametrize(
+    ("source", "fault"),
+    [
+        ("def f(:\n", "SyntaxError: invalid syntax (mine.py, line 1)"),
+        ("import relax_gone\n", "ModuleNotFoundError: No module named 'relax_gone'"),
+        ("raise RuntimeError('two\\nlines')\n", "RuntimeError: two lines"),
+    ],
+)
+def test_a_file_that_fails_leaves_one_line_and_no_module(mine, source, fault):
+    mine.write_text(source)
+    before = set(sys.modules)
+    assert error_of(f"{mine}:f") == (
+        f"reward.custom_path = '{mine}:f': importing {mine} failed: {fault}"
+    )
+    assert set(sys.modules) == before
