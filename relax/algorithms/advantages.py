@@ -8,14 +8,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-
 STD_FLOOR = 1e-6
 VARIANCE_FLOOR = 1e-8
 BLOCK_ROWS = 1024
 
 
 def raw_reward(reward_B: Tensor) -> Tensor:
-    """The reward itself (`disable_rewards_normalization`). ValueError for one that is not finite."""
+    """The reward itself (`disable_rewards_normalization`). ValueError where it is not finite."""
     return _finite(reward_B).float()
 
 
@@ -131,9 +130,10 @@ def gae(
 
 
 def whiten_tokens(advantage_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """REINFORCE++: (A - mean) / sqrt(max(variance, 1e-8)) over all valid tokens, population variance.
+    """REINFORCE++: (A - mean) / sqrt(max(variance, 1e-8)) over all valid tokens.
 
-    Give it the whole rollout. Equal advantages give exact zeros. ValueError without a valid token.
+    The variance is that of the population (arXiv:2501.03262, eq. 6). Give it the whole rollout.
+    Equal advantages give exact zeros. ValueError without a valid token.
     """
     return _whitened(advantage_BT, mask_BT, lambda total, count: max(total / count, VARIANCE_FLOOR))
 

@@ -1,7 +1,8 @@
-"""Objectives to minimise, per token: (logp_BT, old_logp_BT, advantage_BT, mask_BT) -> (loss, clipped).
+"""Objectives to minimise: (logp_BT, old_logp_BT, advantage_BT, mask_BT) -> (loss_BT, clipped_BT).
 
 With r = exp(logp - old_logp) and A the advantage. A masked position changes nothing, whatever it
-holds; only logp gets a gradient. Shapes: B responses, T response positions (right-padded), N tokens.
+holds; only logp gets a gradient.
+Shapes: B responses, T response positions (right-padded), H harmful tokens, N tokens of a block.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from relax.algorithms.masking import LOG_RATIO_LIMIT, exp_ratio, response_mean, 
 from relax.algorithms.per_token import per_token, ratio_and_slope
 
 __all__ = [
+    "UNBOUNDED",
     "M2POBounds",
     "cispo",
     "exp_ratio",
@@ -54,7 +56,7 @@ def ppo_clip(
 
     def form(logp_N: Tensor, old_logp_N: Tensor, advantage_N: Tensor):
         ratio_N, slope_N = ratio_and_slope(logp_N, old_logp_N)
-        return _clip(ratio_N, slope_N, advantage_N, low, high, eps_clip_c)
+        return _clip(ratio_N, slope_N, advantage_N, (low, high), eps_clip_c)
 
     return per_token(form, logp_BT, old_logp_BT, advantage_BT, mask_BT)
 
@@ -117,7 +119,7 @@ def gspo(
         ratio_B1 = mean_B1.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp().float()
 
     def form(_: Tensor, ratio_N: Tensor, advantage_N: Tensor):
-        return _clip(ratio_N, ratio_N, advantage_N, low, high, None)
+        return _clip(ratio_N, ratio_N, advantage_N, (low, high), None)
 
     return per_token(form, logp_BT, ratio_B1.expand_as(logp_BT), advantage_BT, mask_BT)
 
@@ -167,13 +169,16 @@ def m2po(
 class M2POBounds(NamedTuple):
     """Clip margins of an optimizer step, and the second moment before and after.
 
-    Example: M2POBounds(eps_low=1.0, eps_high=math.inf, m2_before=0.004, m2_after=0.004) clips nothing.
+    Example: M2POBounds(eps_low=1.0, eps_high=math.inf, m2_before=4e-3, m2_after=4e-3): no clip.
     """
 
     eps_low: float
     eps_high: float
     m2_before: float
     m2_after: float
+
+
+UNBOUNDED = M2POBounds(1.0, math.inf, 0.0, 0.0)
 
 
 @torch.no_grad()
@@ -198,7 +203,7 @@ def m2po_bounds(
     harmful_N = advantage_BT[valid_BT].double().sign() * gap_N > 0
     square_H = gap_N[harmful_N].square()
     if len(square_H) == 0:
-        return M2POBounds(1.0, math.inf, 0.0, 0.0)
+        return UNBOUNDED
     before = square_H.mean().item()
     if before <= m2po_kl2_budget:
         return M2POBounds(1.0, math.inf, before, before)
@@ -216,9 +221,9 @@ def value_clip(
     *,
     value_clip: float = 0.2,
 ) -> tuple[Tensor, Tensor]:
-    """Critic: max((v - R)^2, (v_old + clip(v - v_old, +-c) - R)^2); `clipped` where |v - v_old| > c.
+    """Critic: max((v - R)^2, (v_old + clip(v - v_old, +-c) - R)^2), without a factor 1/2.
 
-    No factor 1/2. Only value gets a gradient (Schulman's PPO2 code; arXiv:2005.12729, sec. 3).
+    `clipped` where |v - v_old| > c. Only value gets a gradient (arXiv:2005.12729, sec. 3).
     """
     old_BT, return_BT = (x.detach() for x in valid(mask_BT, old_value_BT, return_BT))
     (value_BT,) = valid(mask_BT, value_BT)
@@ -233,12 +238,16 @@ def _upper(eps_clip: float, eps_clip_high: float | None) -> float:
 
 
 def _clip(
-    ratio_N: Tensor, slope_N: Tensor, advantage_N: Tensor, low: float, high: float, cap: float | None
+    ratio_N: Tensor,
+    slope_N: Tensor,
+    advantage_N: Tensor,
+    band: tuple[float, float],
+    cap: float | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """PPO-Clip's form; a token whose bound is the larger loss has no slope."""
     push_N = -advantage_N
     plain_N = ratio_N * push_N
-    loss_N = torch.maximum(plain_N, ratio_N.clamp(low, high).mul_(push_N))
+    loss_N = torch.maximum(plain_N, ratio_N.clamp(*band).mul_(push_N))
     clipped_N = loss_N > plain_N
     slope_N = torch.where(clipped_N, 0.0, slope_N * push_N)
     if cap is not None:

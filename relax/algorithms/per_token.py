@@ -47,10 +47,9 @@ class _ClosedForm(torch.autograd.Function):
     """Runs a form over the tokens; keeps its slope for the backward pass."""
 
     @staticmethod
-    def forward(
-        ctx: Any, form: Form, logp_BT: Tensor, old_logp_BT: Tensor, advantage: Tensor, mask: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        flat = [x.detach().reshape(-1) for x in (logp_BT, old_logp_BT, advantage, mask)]
+    def forward(ctx: Any, form: Form, *tensors_BT: Tensor) -> tuple[Tensor, Tensor]:
+        logp_BT = tensors_BT[0]
+        flat = [x.detach().reshape(-1) for x in tensors_BT]
         loss_N = torch.empty_like(flat[0], dtype=torch.float32)
         clipped_N = torch.empty_like(flat[0], dtype=torch.bool)
         slope_N = torch.empty_like(loss_N) if ctx.needs_input_grad[1] else None

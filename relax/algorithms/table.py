@@ -129,6 +129,7 @@ ROWS = (
             "hybrid": "actor, critic and advantages take turns on one rollout",
             "max_staleness": "the critic's values must belong to the policy that sampled",
             "use_kl_loss": "its KL is the one in the reward: kl_coef",
+            "custom_advantage_path": "the critic learns from returns that belong to its advantages",
         },
     ),
     Algorithm(
