@@ -75,6 +75,8 @@ class ModelSection(Section):
     """Directory of the model that is trained, with its tokenizer."""
     ref_load: str = unkeyed("")
     """Directory of the frozen reference model for KL terms."""
+    critic_load: str = unkeyed("")
+    """Directory that the critic starts from; empty: hf_checkpoint, with a value head of zeros."""
     opd_teacher_load: str = unkeyed("")
     """Directory of the teacher for on-policy distillation."""
 
@@ -183,6 +185,8 @@ class AlgorithmSection(Section):
     """Weight of the KL in the loss."""
     kl_loss_type: Literal["k1", "k2", "k3", "low_var_kl"] | None = None
     """KL estimator in the loss; unset: the algorithm's own."""
+    ref_update_interval: NonNegativeInt = 0
+    """Make the newest policy the reference every this many steps; 0: never."""
     use_unbiased_kl: bool = False
     """Multiply the KL by the importance ratio."""
     kl_coef: NonNegative = 0.0
@@ -215,6 +219,8 @@ class AlgorithmSection(Section):
     """Weight of that gap."""
     opd_only_reward: bool = False
     """Distillation alone: the base advantage is set to 0 first."""
+    opd_log_prob_top_k: NonNegativeInt = 0
+    """Report the overlap of the k likeliest tokens of policy and teacher; 0: not."""
     use_rollout_logprobs: bool = False
     """Put the engine's log-probabilities in the place of the trainer's old ones."""
     true_on_policy_mode: bool = False
@@ -339,6 +345,11 @@ class Config(Section):
         return self.responses_per_rollout // (
             self.update.global_batch_size or self.responses_per_rollout
         )
+
+    def reference_version(self, step: int) -> int:
+        """The policy that is the reference at `step`; 0: the model of ref_load."""
+        interval = self.algorithm.ref_update_interval
+        return step // interval * interval if interval else 0
 
     def placement_of(self, stage: str) -> Placement:
         """Where `stage` runs."""

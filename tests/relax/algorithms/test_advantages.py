@@ -120,9 +120,7 @@ def test_gae_skips_masked_positions():
     mask_BT = torch.tensor([[False, True, False, True, True, False]])
     reward_BT = torch.tensor([[NAN, 1.0, INF, 0, 0.5, NAN]])
     value_BT = torch.tensor([[INF, 0.1, NAN, 0.2, 0.3, 5.0]])
-    advantage_BT, return_BT = advantages.gae(
-        reward_BT, value_BT, mask_BT, gamma=0.99, lambd=0.95
-    )
+    advantage_BT, return_BT = advantages.gae(reward_BT, value_BT, mask_BT, gamma=0.99, lambd=0.95)
     close(advantage_BT, [[0, 1.36613655, 0, 0.2851, 0.2, 0]])
     close(return_BT, [[0, 1.46613655, 0, 0.4851, 0.5, 0]])
 

@@ -92,9 +92,7 @@ def to_go(reward, gaps, kl_coef, gamma):
     own = [-kl_coef * gap for gap in gaps]
     if own:
         own[-1] += reward
-    return [
-        sum(gamma ** (s - t) * own[s] for s in range(t, len(own))) for t in range(len(own))
-    ]
+    return [sum(gamma ** (s - t) * own[s] for s in range(t, len(own))) for t in range(len(own))]
 
 
 @pytest.mark.parametrize("gamma", [1.0, 0.9])
