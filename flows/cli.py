@@ -7,7 +7,8 @@ import os
 import sys
 from collections.abc import Sequence
 
-from relax.flags import build_parser, load_config, overrides_of, parse_flags
+from relax.algorithms.inheritance import load
+from relax.flags import build_parser, overrides_of, parse_flags
 
 ABOUT = {
     "train": "Train by reinforcement. Run the same command again to continue after anything.",
@@ -38,7 +39,9 @@ def _command(name: str, argv: Sequence[str]) -> int:
     )
     known = parse_flags(parser, argv)
     overrides = overrides_of(known)
-    config = load_config(known.config, overrides)  # faults are told before anything is started
+    config, reset = load(known.config, overrides)  # faults are told before anything is started
+    if reset:
+        print(reset, file=sys.stderr)
     if "no_prefect" in known:
         from tasks.stage import perform
 

@@ -7,8 +7,9 @@ from typing import Any
 from prefect import flow
 
 from flows.launch import Do, launch
+from relax.algorithms.inheritance import load
 from relax.config import Config
-from relax.flags import load_config, require
+from relax.flags import require
 from tasks.prefect_tasks import stage
 from tasks.session import Session
 
@@ -28,4 +29,4 @@ def run(config: Config, do: Do) -> None:
 @flow(name="evaluate")
 def evaluate(config: str = "", overrides: dict[str, Any] | None = None) -> None:
     """Evaluate by the TOML file `config`, with `overrides` (setting -> value) on top."""
-    run(load_config(config or None, overrides), stage)
+    run(load(config or None, overrides)[0], stage)

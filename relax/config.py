@@ -145,7 +145,7 @@ class RewardSection(Section):
     rm_type: str = "exact"
     """Verifier: `exact` (same text) or `math` (number after #### or in a box)."""
     custom_rm_path: str = ""
-    """Your own verifier instead: `module:function` or `file.py:function`, (response, label) -> float."""
+    """Your own, (response_text, label) -> float, as `module:function` or `file.py:function`."""
 
 
 class AlgorithmSection(Section):
