@@ -147,7 +147,7 @@ class RewardSection(Section):
     rm_type: str = "exact"
     """Verifier: `exact` (same text) or `math` (number after #### or in a box)."""
     custom_rm_path: str = ""
-    """Your own verifier instead: `module:function` or `file.py:function` (see docs)."""
+    """Your own, (response_text, label) -> float, as `module:function` or `file.py:function`."""
 
 
 class AlgorithmSection(Section):

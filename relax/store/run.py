@@ -224,10 +224,8 @@ def _refuse_other_run(run: Run, config: Config, sources: dict[str, str]) -> None
     keyed = {name for name in before if before[name] != after[name]}
     lines = [line for line in changed(run.config, config) if _is_keyed(line, keyed, run.config)]
     shared = run.sources.keys() & sources.keys()
-    lines += [
-        f"content of {line}"
-        for line in differences(*({n: s[n] for n in shared} for s in (run.sources, sources)))
-    ]
+    known, found = ({name: s[name] for name in shared} for s in (run.sources, sources))
+    lines += [f"content of {line}" for line in differences(known, found)]
     if lines:
         raise ConfigError(
             f"{run.root}: a run with other settings: {'; '.join(lines)}; "
