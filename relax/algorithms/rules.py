@@ -205,6 +205,18 @@ def _distillation(config: Config, row: Algorithm) -> Iterator[str]:
         yield _line(config, "opd_only_reward", "must be off", "no effect without use_opd")
 
 
+def _skipping(config: Config, row: Algorithm) -> Iterator[str]:
+    if not config.update.skip_zero_advantage:
+        return
+    for name in ("entropy_coef", "use_kl_loss", "use_opd"):
+        if value_of(config, name) != default_of(name):
+            allowed = f"needs {name} at {default_of(name)!r}"
+            yield _line(config, "skip_zero_advantage", allowed, "it moves every token")
+    if "critic" in row.needs:
+        why = "the critic learns from every response"
+        yield _line(config, "skip_zero_advantage", f"not with {row.name}", why)
+
+
 RULES = (
     _defaults_kept,
     _required,
@@ -217,6 +229,7 @@ RULES = (
     _on_policy_mode,
     _asynchronous,
     _distillation,
+    _skipping,
 )
 
 
