@@ -35,7 +35,7 @@ examples:
   relax train recipes/gsm8k_cpu.toml --prompt-data train.jsonl --run-dir runs/x
   relax sql runs/x --question reward-by-step
 
-relax COMMAND --help: its settings and an example. --debug: tracebacks. --version
+relax COMMAND --help: settings and an example. --debug: tracebacks. --version
 exit code: 0 done, 1 failed, 2 wrong settings or usage, 130 stopped by Ctrl-C"""
 
 BUILT_IN = {

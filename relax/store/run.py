@@ -164,8 +164,9 @@ class Run:
         sweep(self.root, winner)
         if winner.policy is None:
             return
-        keep = self._kept_checkpoints(winner.step + 1)
-        for kind, kept in ((CHECKPOINTS, keep), (POLICIES, keep | {winner.step, winner.step + 1})):
+        keep, new = self._kept_checkpoints(winner.step + 1), winner.step + 1
+        in_use = {new - 1, new, self.config.reference_version(new)}
+        for kind, kept in ((CHECKPOINTS, keep), (POLICIES, keep | in_use)):
             for folder in (self.root / kind).glob("[0-9]*"):
                 if int(folder.name[:6]) <= winner.step and int(folder.name[:6]) not in kept:
                     disk.remove_tree(folder)
@@ -223,10 +224,8 @@ def _refuse_other_run(run: Run, config: Config, sources: dict[str, str]) -> None
     keyed = {name for name in before if before[name] != after[name]}
     lines = [line for line in changed(run.config, config) if _is_keyed(line, keyed, run.config)]
     shared = run.sources.keys() & sources.keys()
-    lines += [
-        f"content of {line}"
-        for line in differences(*({n: s[n] for n in shared} for s in (run.sources, sources)))
-    ]
+    known, found = ({name: s[name] for name in shared} for s in (run.sources, sources))
+    lines += [f"content of {line}" for line in differences(known, found)]
     if lines:
         raise ConfigError(
             f"{run.root}: a run with other settings: {'; '.join(lines)}; "
