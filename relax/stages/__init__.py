@@ -31,7 +31,7 @@ STAGES: dict[str, Stage] = {
         Stage(
             "rollout",
             "relax.stages.rollout:run",
-            code=1,
+            code=2,
             reads=("run", "seeds", "data", "rollout"),
             sources=("policy", "tokenizer", "prompts"),
         ),

@@ -187,6 +187,8 @@ REFUSALS = [
     ("grpo", {"fully_async": True, "use_dynamic_global_batch_size": True}, "with fully_async"),
     ("grpo", {"use_opd": True}, "use_opd = True: needs opd_teacher_load"),
     ("grpo", {"opd_only_reward": True}, "opd_only_reward = True: must be off"),
+    ("gspo", {"custom_loss_path": "mine:loss", "gamma": 0.9}, "gspo does not use it"),
+    ("gspo", {"custom_loss_path": "mine:loss", "kl_coef": 0.9, "ref_load": "r"}, "not use it"),
 ]
 
 
@@ -227,7 +229,8 @@ ACCEPTED = [
     ("reinforce_plus_plus_baseline", {"kl_loss_type": "k2"}),
     ("ppo", {"kl_coef": 0.01, "ref_load": "r", "lambd": 0.95, "normalize_advantages": True}),
     ("grpo", {"use_kl_loss": True, "ref_load": "r"}),
-    ("gspo", {"custom_loss_path": "mine:loss", "gamma": 0.9}),
+    ("gspo", {"custom_loss_path": "mine:loss", "eps_clip_c": 2.0, "sapo_tau_pos": 3.0}),
+    ("gspo", {"custom_advantage_path": "mine:loss", "gamma": 0.9}),
 ]
 
 
