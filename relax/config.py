@@ -21,12 +21,12 @@ Strings = Annotated[tuple[str, ...], Field(strict=False)]
 Ints = Annotated[tuple[int, ...], Field(strict=False)]
 Placement = Literal["inline", "job"]
 
-UNKEYED = {"keyed": False}
+UNKEYED: dict[str, Any] = {"keyed": False}
 
 
 def unkeyed(default: Any = ...) -> Any:
     """A field that says where or how, never what: no artifact's key contains it."""
-    return Field(default, json_schema_extra=UNKEYED)  # pyright: ignore[reportArgumentType]
+    return Field(default, json_schema_extra=UNKEYED)
 
 
 class Section(BaseModel):
@@ -50,7 +50,7 @@ class RunSection(Section):
     num_rollout: PositiveInt = unkeyed(100)
     """Steps to run in all (one rollout each); raise it to continue a finished run."""
     save_interval: NonNegativeInt = unkeyed(20)
-    """Checkpoint every this many steps (0: only at the end). Stages placed `job` do so each step."""
+    """Checkpoint every this many steps (0: only at the end). `job` stages: each step."""
     max_actor_ckpt_to_keep: Annotated[int, Field(ge=1)] = unkeyed(2)
     """Newest checkpoints that are kept."""
     num_threads: PositiveInt = 1
@@ -75,6 +75,8 @@ class ModelSection(Section):
     """Directory of the model that is trained, with its tokenizer."""
     ref_load: str = unkeyed("")
     """Directory of the frozen reference model for KL terms."""
+    critic_load: str = unkeyed("")
+    """Directory that the critic starts from; empty: hf_checkpoint, with a value head of zeros."""
     opd_teacher_load: str = unkeyed("")
     """Directory of the teacher for on-policy distillation."""
 
@@ -183,6 +185,8 @@ class AlgorithmSection(Section):
     """Weight of the KL in the loss."""
     kl_loss_type: Literal["k1", "k2", "k3", "low_var_kl"] | None = None
     """KL estimator in the loss; unset: the algorithm's own."""
+    ref_update_interval: NonNegativeInt = 0
+    """Make the newest policy the reference every this many steps; 0: never."""
     use_unbiased_kl: bool = False
     """Multiply the KL by the importance ratio."""
     kl_coef: NonNegative = 0.0
@@ -215,6 +219,8 @@ class AlgorithmSection(Section):
     """Weight of that gap."""
     opd_only_reward: bool = False
     """Distillation alone: the base advantage is set to 0 first."""
+    opd_log_prob_top_k: NonNegativeInt = 0
+    """Report the overlap of the k likeliest tokens of policy and teacher; 0: not."""
     use_rollout_logprobs: bool = False
     """Put the engine's log-probabilities in the place of the trainer's old ones."""
     true_on_policy_mode: bool = False
@@ -311,6 +317,21 @@ class PlacementSection(Section):
     """Time limit of a job, in minutes."""
 
 
+class WandbSection(Section):
+    """Logging to wandb (extra `wandb`); its key is read from WANDB_API_KEY and stored nowhere."""
+
+    use_wandb: bool = unkeyed(False)
+    """Log the metrics of each step to wandb."""
+    wandb_mode: Literal["online", "offline"] = unkeyed("online")
+    """`offline` needs no account: the log lies in the run directory."""
+    wandb_project: str = unkeyed("relax")
+    """Project of the wandb run."""
+    wandb_name: str = unkeyed("")
+    """Name of the wandb run; empty: that of the run directory."""
+    wandb_samples_interval: NonNegativeInt = unkeyed(20)
+    """Log a table of samples every this many steps; 0: never."""
+
+
 class Config(Section):
     """A whole run's settings."""
 
@@ -325,6 +346,7 @@ class Config(Section):
     evaluate: EvaluateSection = EvaluateSection()
     sft: SftSection = SftSection()
     placement: PlacementSection = PlacementSection()
+    wandb: WandbSection = WandbSection()
 
     @property
     def responses_per_rollout(self) -> int:
@@ -340,15 +362,15 @@ class Config(Section):
             self.update.global_batch_size or self.responses_per_rollout
         )
 
+    def reference_version(self, step: int) -> int:
+        """The policy that is the reference at `step`; 0: the model of ref_load."""
+        interval = self.algorithm.ref_update_interval
+        return step // interval * interval if interval else 0
+
     def placement_of(self, stage: str) -> Placement:
         """Where `stage` runs."""
         family = {"evaluate": "rollout", "sft": "update", "score": "update"}.get(stage, stage)
-        own = {
-            "rollout": self.placement.rollout_placement,
-            "reward": self.placement.reward_placement,
-            "advantage": self.placement.advantage_placement,
-            "update": self.placement.update_placement,
-        }[family]
+        own: Placement | None = getattr(self.placement, f"{family}_placement")
         return own or self.placement.placement
 
     @model_validator(mode="after")
@@ -378,7 +400,7 @@ def flag_of(field: str) -> str:
 
 def sections() -> dict[str, type[Section]]:
     """Section name -> its class, in the order of the tree."""
-    return {name: f.annotation for name, f in Config.model_fields.items() if f.annotation}
+    return {name: type(f.default) for name, f in Config.model_fields.items()}
 
 
 def section_of() -> dict[str, str]:

@@ -42,11 +42,11 @@ class Session:
         return f"inline-{os.getpid()}-{int(time.time())}-{next(self._attempts)}"
 
     def before_stage(self) -> None:
-        """At every boundary: stop if asked to, leave if replaced, wait for disk space."""
+        """At every boundary: wait for disk space, stop if asked to, leave if replaced."""
+        self._wait_for_space()
         if self.stopping.is_set():
             raise Stopped(f"stopped; run the same command again to continue {self.run.root}")
         self.lease.check()
-        self._wait_for_space()
 
     def _wait_for_space(self) -> None:
         floor, told = self.config.run.min_free_gib, False

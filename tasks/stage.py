@@ -47,11 +47,11 @@ def job(session: Session, step: int, stage: str) -> Manifest:
     name = f"{step:06d}-{stage}"
     running = submit.find(session.jobs, name) or _submit(session, step, stage, name)
     while True:
-        manifest = session.run.manifest(step, stage)
+        manifest = done(session.run, step, stage)
         if manifest is not None:
             return manifest
         alive = running.alive()
-        if not alive and session.run.manifest(step, stage) is None:
+        if not alive and done(session.run, step, stage) is None:
             submit.refuse_dead(running, name)
         if session.stopping.is_set():
             running.cancel()

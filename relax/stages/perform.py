@@ -11,8 +11,11 @@ from typing import Any
 from relax.stages import STAGES
 from relax.stages.keys import done, key_parts
 from relax.store import Manifest, Output, Run
-from relax.store.manifest import digest
 from relax.trainer.numerics import make_deterministic
+
+# Nodes have no way out, and a log is no place for progress bars. Read when transformers is loaded.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
 
 @dataclass
@@ -23,8 +26,8 @@ class Warm:
     dropped and loaded anew.
     """
 
-    actor: Any = None
-    actor_at: str = ""
+    learners: Any = None
+    learners_at: str = ""
     engine: Any = None
     engine_at: str = ""
     prompts: dict[str, Any] = field(default_factory=dict)
@@ -45,17 +48,22 @@ def perform(run_dir: str, step: int, name: str, attempt: str, warm: Warm | None 
     if manifest is not None:
         return manifest
     stage, start = STAGES[name], time.perf_counter()
-    parts = key_parts(run, step, stage)
-    output = Output(run.root, step, name, attempt, digest(parts), parts)
+    output = Output(run.root, step, name, attempt=attempt, key_parts=key_parts(run, step, stage))
     make_deterministic(run.config.run.num_threads)
     output.measure("started", time.time())
     output.measure("host", text=os.uname().nodename)
     warm = warm or Warm()
-    _load(stage.entry)(run.config, Inputs(run, step), output, warm)
-    output.measure("seconds/total", time.perf_counter() - start)
-    manifest = output.commit()
+    try:
+        _load(stage.entry)(run.config, Inputs(run, step), output, warm)
+        output.measure("seconds/total", time.perf_counter() - start)
+        manifest = output.commit()
+    except OSError as error:
+        manifest = output.yield_to_winner(error)
+    except BaseException:
+        output.discard()
+        raise
     if manifest.policy is not None:
-        warm.actor_at = manifest.identity if manifest.attempt == attempt else ""
+        warm.learners_at = manifest.identity if manifest.attempt == attempt else ""
     run.tidy(manifest)
     return manifest
 
