@@ -7,14 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from relax.algorithms.table import ALGORITHMS, KNOBS, Algorithm
+from relax.algorithms.table import ALGORITHMS, CUSTOM_KNOBS, KNOBS, Algorithm
 from relax.config import Config, section_of, sections
 from relax.errors import ConfigError
 from relax.flags import nearest
 
 OWNER = section_of()
-CUSTOM = ("custom_advantage_path", "custom_loss_path")
-KL_PLACES = ("kl_coef", "kl_loss_coef")
 OTHER_WEIGHTS = ("use_tis", "use_icepop", "use_rollout_logprobs")
 
 
@@ -68,8 +66,10 @@ def scores_needed(config: Config) -> frozenset[str]:
 
 def unused(config: Config, row: Algorithm) -> dict[str, str]:
     """Settings that must stay at their defaults with this row, and why."""
-    custom = any(value_of(config, name) for name in CUSTOM)
-    knobs = () if custom else sorted(KNOBS - row.uses - row.refused.keys())
+    free = set(row.uses)
+    for name, knobs in CUSTOM_KNOBS.items():
+        free |= knobs if value_of(config, name) else set()
+    knobs = sorted(KNOBS - free - row.refused.keys())
     return dict.fromkeys(knobs, f"{row.name} does not use it") | dict(row.refused)
 
 
