@@ -10,6 +10,7 @@ from prefect.client.schemas.objects import State
 
 from flows.engine import cancel_run_jobs, run_in_prefect
 from flows.launch import Around, Do, launch
+from relax.algorithms import rules
 from relax.config import Config
 from tasks.session import Session
 
@@ -22,6 +23,8 @@ def steps(session: Session, do: Do) -> None:
             do(session, step, "evaluate")
         do(session, step, "rollout")
         do(session, step, "reward")
+        if rules.scores_needed(config):
+            do(session, step, "score")
         do(session, step, "advantage")
         do(session, step, "update")
     if config.evaluate.eval_prompt_data:
