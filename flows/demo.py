@@ -6,7 +6,6 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from flows.cli import announce_server
 from relax.analytics import open_run
 from relax.analytics.plot import plot_rewards
 from relax.data.tasks import TASKS, build_model, build_tokenizer, write_task
@@ -40,9 +39,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     given = parser.parse_args(argv)
     root = given.run_dir or Path("runs") / f"{given.task}-{given.seed}"
 
-    announce_server()
+    from flows.server import ensure_server
     from flows.sft import sft
     from flows.train import train
+
+    ensure_server()
 
     base = prepare(root, given.task, given.seed)
     shared = {

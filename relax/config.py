@@ -16,6 +16,7 @@ NonNegativeInt = Annotated[int, Field(ge=0)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
 Strings = Annotated[tuple[str, ...], Field(strict=False)]
 Ints = Annotated[tuple[int, ...], Field(strict=False)]
 Placement = Literal["inline", "job"]
@@ -74,6 +75,10 @@ class ModelSection(Section):
     """Directory of the model that is trained, with its tokenizer."""
     ref_load: str = unkeyed("")
     """Directory of the frozen reference model for KL terms."""
+    critic_load: str = unkeyed("")
+    """Directory that the critic starts from; empty: hf_checkpoint, with a value head of zeros."""
+    opd_teacher_load: str = unkeyed("")
+    """Directory of the teacher for on-policy distillation."""
 
 
 class DataSection(Section):
@@ -126,6 +131,14 @@ class RolloutSection(Section):
     """Go on past the model's end token."""
     rollout_shard_groups: PositiveInt = 32
     """Groups sampled, and kept, together; a repeated shard has the same batch composition."""
+    max_staleness: NonNegativeInt = 0
+    """Updates by which the policy that samples may lag behind; 0: rollouts wait for updates."""
+    fully_async: bool = False
+    """Sample without end, beside the updates."""
+    hybrid: bool = False
+    """Share devices between sampling and updates by turns."""
+    partial_rollout: bool = False
+    """Break off long responses and go on with them in the next rollout."""
 
 
 class RewardSection(Section):
@@ -158,13 +171,13 @@ class AlgorithmSection(Section):
     """Lower clip margin: the ratio is kept above 1 - eps_clip."""
     eps_clip_high: NonNegative | None = None
     """Upper clip margin; unset: the same as eps_clip."""
-    eps_clip_c: float | None = None
+    eps_clip_c: Finite | None = None
     """Dual clip: cap of the loss of negative advantages, over 1; unset: off."""
     value_clip: Positive = 0.2
     """Clip range of the critic's value."""
     num_critic_only_steps: NonNegativeInt = 0
     """Rollouts that train the critic alone at the start."""
-    entropy_coef: float = 0.0
+    entropy_coef: Finite = 0.0
     """Entropy bonus."""
     use_kl_loss: bool = False
     """Compute the KL to the reference in the loss."""
@@ -172,6 +185,8 @@ class AlgorithmSection(Section):
     """Weight of the KL in the loss."""
     kl_loss_type: Literal["k1", "k2", "k3", "low_var_kl"] | None = None
     """KL estimator in the loss; unset: the algorithm's own."""
+    ref_update_interval: NonNegativeInt = 0
+    """Make the newest policy the reference every this many steps; 0: never."""
     use_unbiased_kl: bool = False
     """Multiply the KL by the importance ratio."""
     kl_coef: NonNegative = 0.0
@@ -196,8 +211,16 @@ class AlgorithmSection(Section):
     """Upper bound of that ratio."""
     use_opsm: bool = False
     """Drop the tokens of responses with negative advantage that drifted beyond opsm_delta."""
-    opsm_delta: float = 1e-4
+    opsm_delta: Finite = 1e-4
     """Mean log-ratio at which use_opsm drops a response."""
+    use_opd: bool = False
+    """Distillation: take the gap of rollout to teacher log-probabilities off the advantage."""
+    opd_kl_coef: NonNegative = 1.0
+    """Weight of that gap."""
+    opd_only_reward: bool = False
+    """Distillation alone: the base advantage is set to 0 first."""
+    opd_log_prob_top_k: NonNegativeInt = 0
+    """Report the overlap of the k likeliest tokens of policy and teacher; 0: not."""
     use_rollout_logprobs: bool = False
     """Put the engine's log-probabilities in the place of the trainer's old ones."""
     true_on_policy_mode: bool = False
@@ -206,12 +229,12 @@ class AlgorithmSection(Section):
     """Drop groups that lack samples instead of refusing them."""
     mask_truncated: bool = False
     """Leave the tokens of truncated responses out of the loss."""
-    custom_advantage_path: str = ""
-    """Your own advantage function: `module:function` or `file.py:function`."""
-    custom_loss_path: str = ""
-    """Your own objective: `module:function` or `file.py:function`."""
-    custom_reward_post_process_path: str = ""
-    """Your own reward post-processing: `module:function` or `file.py:function`."""
+    custom_advantage_path: str = unkeyed("")
+    """Your own advantage (`module:function` or `file.py:function`)."""
+    custom_loss_path: str = unkeyed("")
+    """Your own objective (`module:function` or `file.py:function`)."""
+    custom_reward_post_process_path: str = unkeyed("")
+    """Your own change of rewards before advantages (`module:function` or `file.py:function`)."""
 
 
 class UpdateSection(Section):
@@ -227,6 +250,8 @@ class UpdateSection(Section):
     """Optimizer steps of linear warm-up."""
     weight_decay: NonNegative = 0.0
     """AdamW weight decay."""
+    critic_lr: Positive | None = None
+    """Learning rate of the critic; unset: lr."""
     adam_beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """AdamW beta 1."""
     adam_beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
@@ -239,6 +264,8 @@ class UpdateSection(Section):
     """Responses per optimizer step; unset: those of a rollout over num_steps_per_rollout."""
     num_steps_per_rollout: PositiveInt | None = None
     """Optimizer steps per rollout; unset: those of a rollout over global_batch_size, else 1."""
+    use_dynamic_global_batch_size: bool = False
+    """Let the number of responses in an optimizer step follow what a rollout brought."""
     micro_batch_size: NonNegativeInt = 0
     """Responses per micro-batch; 0: packed by max_tokens_per_gpu instead."""
     max_tokens_per_gpu: PositiveInt = 8192
@@ -290,6 +317,21 @@ class PlacementSection(Section):
     """Time limit of a job, in minutes."""
 
 
+class WandbSection(Section):
+    """Logging to wandb (extra `wandb`); its key is read from WANDB_API_KEY and stored nowhere."""
+
+    use_wandb: bool = unkeyed(False)
+    """Log the metrics of each step to wandb."""
+    wandb_mode: Literal["online", "offline"] = unkeyed("online")
+    """`offline` needs no account: the log lies in the run directory."""
+    wandb_project: str = unkeyed("relax")
+    """Project of the wandb run."""
+    wandb_name: str = unkeyed("")
+    """Name of the wandb run; empty: that of the run directory."""
+    wandb_samples_interval: NonNegativeInt = unkeyed(20)
+    """Log a table of samples every this many steps; 0: never."""
+
+
 class Config(Section):
     """A whole run's settings."""
 
@@ -304,6 +346,7 @@ class Config(Section):
     evaluate: EvaluateSection = EvaluateSection()
     sft: SftSection = SftSection()
     placement: PlacementSection = PlacementSection()
+    wandb: WandbSection = WandbSection()
 
     @property
     def responses_per_rollout(self) -> int:
@@ -318,6 +361,11 @@ class Config(Section):
         return self.responses_per_rollout // (
             self.update.global_batch_size or self.responses_per_rollout
         )
+
+    def reference_version(self, step: int) -> int:
+        """The policy that is the reference at `step`; 0: the model of ref_load."""
+        interval = self.algorithm.ref_update_interval
+        return step // interval * interval if interval else 0
 
     def placement_of(self, stage: str) -> Placement:
         """Where `stage` runs."""

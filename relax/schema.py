@@ -110,6 +110,7 @@ SCORES = Table(
         Column("ref_logp", REALS, "nats", "log-probabilities of the reference model", True),
         Column("teacher_logp", REALS, "nats", "log-probabilities of the teacher", True),
         Column("value", REALS, "", "the critic's values", True),
+        Column("top_k_overlap", REALS, "", "share of the k likeliest tokens as the teacher", True),
     ),
 )
 
@@ -161,4 +162,92 @@ TIMING = Table(
 
 TABLES = {
     t.name: t for t in (PROMPTS, RESPONSES, REWARDS, SCORES, ADVANTAGES, EVALS, METRICS, TIMING)
+}
+
+# --- views: what `relax sql` offers over the tables above; its queries are in relax/analytics ----
+
+RUN = Column("run", TEXT, "", "name of the run's directory")
+STEP = Column("step", ID, "", "step of the run, from 0")
+STAGE = Column("stage", TEXT, "", "stage that committed it")
+
+
+def _beside(table: Table, *keys: str) -> tuple[Column, ...]:
+    """The columns of a table that is joined by `keys`."""
+    return tuple(c for c in table.columns if c.name not in keys)
+
+
+MEAN_REWARD = Column("reward", REAL, "", "mean reward, as post-processed", True)
+MEAN_RAW = Column("raw_reward", REAL, "", "mean of what the verifier gave", True)
+MEAN_LEN = Column("response_len", REAL, "tokens", "mean length of the responses")
+NUM_RESPONSES = Column("responses", ID, "", "number of responses")
+
+VIEWS = {
+    view.name: view
+    for view in (
+        Table(
+            "responses",
+            (
+                RUN,
+                STEP,
+                *RESPONSES.columns,
+                *_beside(PROMPTS, GROUP.name),
+                *_beside(REWARDS, SAMPLE.name, GROUP.name),
+                *_beside(ADVANTAGES, SAMPLE.name, GROUP.name),
+                *_beside(SCORES, SAMPLE.name),
+            ),
+        ),
+        Table(
+            "groups",
+            (
+                RUN,
+                STEP,
+                GROUP,
+                *(
+                    c
+                    for c in PROMPTS.columns
+                    if c.name in ("prompt_id", "epoch", "prompt", "label")
+                ),
+                NUM_RESPONSES,
+                MEAN_RAW,
+                MEAN_REWARD,
+                Column("reward_min", REAL, "", "lowest reward of the group", True),
+                Column("reward_max", REAL, "", "highest reward of the group", True),
+                MEAN_LEN,
+                Column("has_signal", pa.bool_(), "", "whether its rewards differ", True),
+            ),
+        ),
+        Table(
+            "steps",
+            (
+                RUN,
+                STEP,
+                Column("policy_version", COUNT, "", "oldest policy that sampled in the step"),
+                NUM_RESPONSES,
+                Column("tokens", ID, "tokens", "valid tokens of all responses"),
+                MEAN_RAW,
+                MEAN_REWARD,
+                MEAN_LEN,
+                Column("truncated", REAL, "", "share of responses that the limit cut"),
+                Column("logp", REAL, "nats", "mean log-probability of a token as sampled", True),
+            ),
+        ),
+        Table("metrics", (RUN, STEP, STAGE, *METRICS.columns)),
+        Table("timing", (RUN, STEP, STAGE, *TIMING.columns)),
+        Table("prompts", (RUN, STEP, *PROMPTS.columns)),
+        Table("evals", (RUN, STEP, *EVALS.columns)),
+        Table(
+            "jobs",
+            (
+                RUN,
+                STEP,
+                Column("stage", TEXT, "", "stage that was attempted"),
+                Column("attempt", TEXT, "", "name of the attempt"),
+                Column("job_id", TEXT, "", "SLURM job or process; empty: in the flow", True),
+                Column("committed", pa.bool_(), "", "whether this attempt made the stage"),
+                Column("host", TEXT, "", "machine it ran on", True),
+                Column("started", pa.timestamp("s"), "UTC", "when it started", True),
+                Column("seconds", REAL, "s", "how long it took", True),
+            ),
+        ),
+    )
 }

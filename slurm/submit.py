@@ -83,15 +83,16 @@ def submit(
 
 def find(jobs: Path, name: str) -> Job | None:
     """The living job of an earlier submission under `name`, None when there is none."""
-    for folder in sorted(jobs.glob(f"{name}-[0-9]*")):
-        try:
-            record = json.loads((folder / RECORD).read_text())
-        except FileNotFoundError:
-            continue
-        job = Job(folder, record["job_id"], record["start"])
-        if job.alive():
-            return job
-    return None
+    return next(iter(living(jobs, f"{name}-[0-9]*")), None)
+
+
+def living(jobs: Path, pattern: str = "*") -> list[Job]:
+    """The jobs recorded in folders that match `pattern` and that are still alive."""
+    records = {
+        path.parent: json.loads(path.read_text()) for path in jobs.glob(f"{pattern}/{RECORD}")
+    }
+    found = [Job(folder, r["job_id"], r["start"]) for folder, r in sorted(records.items())]
+    return [job for job in found if job.alive()]
 
 
 def refuse_dead(job: Job, name: str) -> None:

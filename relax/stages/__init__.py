@@ -18,11 +18,11 @@ class Stage:
     reads: tuple[str, ...]
     """Sections of the configuration that its result depends on."""
     after: tuple[str, ...] = ()
-    """Stages of the same step whose tables it reads."""
+    """Stages of the same step whose tables it reads (`score` only where there is one)."""
     sources: tuple[str, ...] = ()
     """Files it reads: names of Run.sources, or `policy` for the policy of its step."""
-    continues: bool = False
-    """Whether it goes on from the update before it."""
+    continues: str = ""
+    """The stage of the step before that it goes on from."""
 
 
 STAGES: dict[str, Stage] = {
@@ -41,23 +41,33 @@ STAGES: dict[str, Stage] = {
             code=1,
             reads=("reward",),
             after=("rollout",),
-            sources=("custom_rm_path",),
+            sources=("custom_rm_path", "custom_reward_post_process_path"),
+        ),
+        Stage(
+            "score",
+            "relax.stages.score:run",
+            code=1,
+            reads=("run", "seeds", "rollout", "update"),
+            after=("rollout",),
+            sources=("columns", "model", "reference", "opd_teacher_load", "critic_load"),
+            continues="update",
         ),
         Stage(
             "advantage",
             "relax.stages.advantage:run",
-            code=1,
+            code=2,
             reads=("algorithm",),
-            after=("rollout", "reward"),
+            after=("rollout", "reward", "score"),
+            sources=("custom_advantage_path",),
         ),
         Stage(
             "update",
             "relax.stages.update:run",
-            code=1,
+            code=2,
             reads=("run", "seeds", "rollout", "algorithm", "update"),
-            after=("rollout", "reward", "advantage"),
-            sources=("model", "schedule"),
-            continues=True,
+            after=("rollout", "reward", "score", "advantage"),
+            sources=("model", "critic_load", "schedule", "custom_loss_path"),
+            continues="update",
         ),
         Stage(
             "evaluate",
@@ -72,7 +82,7 @@ STAGES: dict[str, Stage] = {
             code=1,
             reads=("run", "seeds", "data", "update", "sft"),
             sources=("model", "tokenizer", "prompts", "schedule"),
-            continues=True,
+            continues="sft",
         ),
     )
 }

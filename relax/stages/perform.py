@@ -13,6 +13,10 @@ from relax.stages.keys import done, key_parts
 from relax.store import Manifest, Output, Run
 from relax.trainer.numerics import make_deterministic
 
+# Nodes have no way out, and a log is no place for progress bars. Read when transformers is loaded.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+
 
 @dataclass
 class Warm:
@@ -22,8 +26,8 @@ class Warm:
     dropped and loaded anew.
     """
 
-    actor: Any = None
-    actor_at: str = ""
+    learners: Any = None
+    learners_at: str = ""
     engine: Any = None
     engine_at: str = ""
     prompts: dict[str, Any] = field(default_factory=dict)
@@ -59,7 +63,7 @@ def perform(run_dir: str, step: int, name: str, attempt: str, warm: Warm | None 
         output.discard()
         raise
     if manifest.policy is not None:
-        warm.actor_at = manifest.identity if manifest.attempt == attempt else ""
+        warm.learners_at = manifest.identity if manifest.attempt == attempt else ""
     run.tidy(manifest)
     return manifest
 

@@ -164,8 +164,9 @@ class Run:
         sweep(self.root, winner)
         if winner.policy is None:
             return
-        keep = self._kept_checkpoints(winner.step + 1)
-        for kind, kept in ((CHECKPOINTS, keep), (POLICIES, keep | {winner.step, winner.step + 1})):
+        keep, new = self._kept_checkpoints(winner.step + 1), winner.step + 1
+        in_use = {new - 1, new, self.config.reference_version(new)}
+        for kind, kept in ((CHECKPOINTS, keep), (POLICIES, keep | in_use)):
             for folder in (self.root / kind).glob("[0-9]*"):
                 if int(folder.name[:6]) <= winner.step and int(folder.name[:6]) not in kept:
                     disk.remove_tree(folder)
