@@ -30,7 +30,6 @@ from relax.store import Output, Run, rows
 from relax.trainer.actor import Actor, LossParts, TrainSequence
 from relax.trainer.critic import Critic
 
-
 KNOWN_WHEN_SKIPPING = {
     "train/loss",
     "train/pg_loss",
