@@ -270,6 +270,24 @@ class UpdateSection(Section):
     """Responses per micro-batch; 0: packed by max_tokens_per_gpu instead."""
     max_tokens_per_gpu: PositiveInt = 8192
     """Token budget of a packed micro-batch."""
+    update_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Of the computation; auto: bfloat16 on GPUs, float32 elsewhere. Master weights: float32."""
+    rollout_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Of the published policies; auto as above."""
+    num_replicas: PositiveInt = 1
+    """Groups of ranks that hold the model between them; usually one group a node."""
+    recompute_every: NonNegativeInt = 0
+    """Recompute the activations of every n-th block in the backward pass; 0: keep all."""
+    offload: Literal["none", "cpu"] = "none"
+    """`cpu` keeps parameters, gradients and optimizer state in host memory."""
+    compile_blocks: bool = False
+    """Run each transformer block through torch.compile."""
+    attention: Literal["sdpa", "flash_attention_2"] = "sdpa"
+    """Attention kernel; flash_attention_2 needs a GPU and the package flash-attn."""
+    only_train_params_name_list: Strings = ()
+    """Regular expressions: only parameters whose name matches one are trained."""
+    freeze_params_name_list: Strings = ()
+    """Regular expressions: parameters whose name matches one are not trained."""
     skip_zero_advantage: bool = False
     """Leave responses out that move nothing; metrics over all tokens are then not reported."""
 
