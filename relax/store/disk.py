@@ -14,7 +14,6 @@ from pathlib import Path
 
 from relax.errors import ArtifactError
 
-
 PROBE_BYTES = 2**20
 """A disk that refuses so little is full."""
 

@@ -174,9 +174,9 @@ def _state(run: Run, checkpoint: Path) -> str:
     options = trainer_options(run.config, temperature=1.0)
     model = Path(run.config.model.hf_checkpoint)
     actor = Actor.load(model, options, num_schedule_steps=run.schedule_steps)
-    actor.restore(checkpoint)
+    actor.restore(checkpoint / "actor")
     digest = hashlib.sha256()
-    _feed(digest, actor._state())
+    _feed(digest, actor._state().tensors())
     digest.update(str(actor.step).encode())
     return digest.hexdigest()
 
