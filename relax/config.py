@@ -147,7 +147,7 @@ class RewardSection(Section):
     rm_type: str = "exact"
     """Verifier: `exact` (same text) or `math` (number after #### or in a box)."""
     custom_rm_path: str = ""
-    """Your own verifier instead: `module:function` or `file.py:function` (see docs)."""
+    """Your own, (response_text, label) -> float, as `module:function` or `file.py:function`."""
 
 
 class AlgorithmSection(Section):
@@ -270,6 +270,8 @@ class UpdateSection(Section):
     """Responses per micro-batch; 0: packed by max_tokens_per_gpu instead."""
     max_tokens_per_gpu: PositiveInt = 8192
     """Token budget of a packed micro-batch."""
+    skip_zero_advantage: bool = False
+    """Leave responses out that move nothing; metrics over all tokens are then not reported."""
 
 
 class EvaluateSection(Section):

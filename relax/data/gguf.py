@@ -17,10 +17,9 @@ def convert(source: Path, directory: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(**known)
     loaded = AutoModelForCausalLM.from_pretrained(**known, dtype=torch.float32)
     # Built anew from the config: the loaded one remembers its quantization and saves as such.
-    config = loaded.config
-    if hasattr(config, "quantization_config"):
-        del config.quantization_config
-    model = type(loaded)(config)
+    settings = loaded.config.to_dict()
+    settings.pop("quantization_config", None)
+    model = type(loaded)(type(loaded.config).from_dict(settings))
     model.load_state_dict(loaded.state_dict())
     scratch = directory.with_name(f".{directory.name}")
     model.save_pretrained(scratch)

@@ -17,6 +17,8 @@ class Stage:
     code: int
     reads: tuple[str, ...]
     """Sections of the configuration that its result depends on."""
+    writes: tuple[str, ...]
+    """Tables it writes, and `policy` where it publishes one."""
     after: tuple[str, ...] = ()
     """Stages of the same step whose tables it reads (`score` only where there is one)."""
     sources: tuple[str, ...] = ()
@@ -31,8 +33,9 @@ STAGES: dict[str, Stage] = {
         Stage(
             "rollout",
             "relax.stages.rollout:run",
-            code=1,
+            code=2,
             reads=("run", "seeds", "data", "rollout"),
+            writes=("prompts", "responses", "metrics"),
             sources=("policy", "tokenizer", "prompts"),
         ),
         Stage(
@@ -40,6 +43,7 @@ STAGES: dict[str, Stage] = {
             "relax.stages.reward:run",
             code=1,
             reads=("reward",),
+            writes=("rewards", "metrics"),
             after=("rollout",),
             sources=("custom_rm_path", "custom_reward_post_process_path"),
         ),
@@ -48,6 +52,7 @@ STAGES: dict[str, Stage] = {
             "relax.stages.score:run",
             code=1,
             reads=("run", "seeds", "rollout", "update"),
+            writes=("scores", "metrics"),
             after=("rollout",),
             sources=("columns", "model", "reference", "opd_teacher_load", "critic_load"),
             continues="update",
@@ -57,6 +62,7 @@ STAGES: dict[str, Stage] = {
             "relax.stages.advantage:run",
             code=2,
             reads=("algorithm",),
+            writes=("advantages", "metrics"),
             after=("rollout", "reward", "score"),
             sources=("custom_advantage_path",),
         ),
@@ -65,6 +71,7 @@ STAGES: dict[str, Stage] = {
             "relax.stages.update:run",
             code=2,
             reads=("run", "seeds", "rollout", "algorithm", "update"),
+            writes=("metrics", "policy"),
             after=("rollout", "reward", "score", "advantage"),
             sources=("model", "critic_load", "schedule", "custom_loss_path"),
             continues="update",
@@ -74,6 +81,7 @@ STAGES: dict[str, Stage] = {
             "relax.stages.evaluate:run",
             code=1,
             reads=("run", "seeds", "data", "rollout", "reward", "evaluate"),
+            writes=("evals", "metrics"),
             sources=("policy", "tokenizer", "eval_prompts", "custom_rm_path"),
         ),
         Stage(
@@ -81,6 +89,7 @@ STAGES: dict[str, Stage] = {
             "relax.stages.sft:run",
             code=1,
             reads=("run", "seeds", "data", "update", "sft"),
+            writes=("metrics", "policy"),
             sources=("model", "tokenizer", "prompts", "schedule"),
             continues="sft",
         ),
