@@ -27,7 +27,7 @@ def model(tmp_path_factory):
 
 @pytest.fixture
 def start(model, tmp_path):
-    """A new run with these settings; returns (do one stage, the run)."""
+    """A new run with these settings; returns (do one stage of step 0, the run)."""
 
     def started(**given):
         root, base = model
@@ -42,11 +42,13 @@ def start(model, tmp_path):
             "lr": 1e-2,
             **given,
         }
+        if settings.get("kl_coef"):
+            settings["ref_load"] = str(base)
         config = load_config(None, settings)
         rules.check(config)
         run = Run.start(config, fingerprints(config), about(10))
         warm = Warm()
-        return (lambda name, step=0: perform(str(run.root), step, name, "a1", warm)), run
+        return (lambda name: perform(str(run.root), 0, name, "a1", warm)), run
 
     return started
 
@@ -68,7 +70,7 @@ def test_m2po_with_several_steps_bounds_the_later_ones(start):
         m2po_miniclip_high=0.0,
         use_tis=True,
     )
-    for name in ("rollout", "reward", "advantage", "update"):
+    for name in ("rollout", "reward", "score", "advantage", "update"):
         do(name)
     first, second = metrics_of(run, "update")
     assert first["train/ppo_kl_m2_before"] == 0.0 and "train/m2po_eps_low" not in first
@@ -92,7 +94,7 @@ def test_micro_batches_do_not_show(start, tmp_path):
             use_opsm=True,
             entropy_coef=0.01,
         )
-        for name in ("rollout", "reward", "advantage", "update"):
+        for name in ("rollout", "reward", "score", "advantage", "update"):
             do(name)
         found.append(metrics_of(run, "update"))
     for others in found[1:]:
@@ -116,7 +118,7 @@ def test_rloo_diagnostics_are_written(start):
 
 
 def write_scores(run, **columns):
-    output = Output(run.root, 0, "score", "a1", "key", {})
+    output = Output(run.root, 0, "score", attempt="a1", key_parts={})
     ids = rows(run.table(0, "rollout", "responses")).sample_id
     output.write("scores", SCORES.table(sample_id=ids, **columns))
     output.commit()
@@ -127,7 +129,6 @@ def test_reinforce_plus_plus_reads_the_scores(start):
         advantage_estimator="reinforce_plus_plus",
         normalize_advantages=True,
         kl_coef=0.5,
-        ref_load="reference",
         num_steps_per_rollout=2,
     )
     do("rollout")
