@@ -63,7 +63,7 @@ STAGES: dict[str, Stage] = {
         Stage(
             "update",
             "relax.stages.update:run",
-            code=2,
+            code=3,
             reads=("run", "seeds", "rollout", "algorithm", "update"),
             after=("rollout", "reward", "score", "advantage"),
             sources=("model", "critic_load", "schedule", "custom_loss_path"),

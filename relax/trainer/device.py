@@ -60,9 +60,14 @@ def logit_tile(num_tokens: int, num_words: int, kind: str) -> tuple[int, int]:
     return tokens, max(1, min(num_words, budget // 4 // tokens))
 
 
+def wider(tensor: Tensor) -> torch.dtype:
+    """float32, or the tensor's own dtype where that is wider."""
+    return torch.promote_types(tensor.dtype, torch.float32)
+
+
 def wide_logits(hidden_nH: Tensor, weight_vH: Tensor) -> Tensor:
     """hidden @ weight.T in float32, also from bfloat16 factors: logits are not rounded."""
-    if hidden_nH.dtype == torch.float32:
+    if hidden_nH.dtype == wider(hidden_nH):
         return hidden_nH @ weight_vH.T
     if hidden_nH.is_cuda:
         return torch.mm(hidden_nH, weight_vH.T, out_dtype=torch.float32)
