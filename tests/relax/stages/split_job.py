@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import multiprocessing
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from stage_cases import VOCABULARY, holed_mask, ragged_lengths
 
-from relax.algorithms import rules
+from relax.algorithms import masking, rules
 from relax.algorithms.whole_rollout import compute
 from relax.config import Config
 from relax.flags import load_config
@@ -178,39 +181,42 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
     return full.clone()
 
 
-def wide_norms() -> None:
-    """Let Qwen3's norms compute in the model's own dtype; theirs is float32 whatever it is."""
+@contextlib.contextmanager
+def all_in(dtype: str) -> Iterator[None]:
+    """Let objectives and Qwen3's norms, both float32 whatever the model's dtype, be in dtype."""
     from transformers.models.qwen3 import modeling_qwen3
 
+    if dtype == "float32":
+        yield
+        return
+    norm = modeling_qwen3.Qwen3RMSNorm
     def forward(self, x):
         square = x.pow(2).mean(-1, keepdim=True)
         return self.weight * (x * torch.rsqrt(square + self.variance_epsilon))
 
-    modeling_qwen3.Qwen3RMSNorm.forward = forward
+    with mock.patch.object(norm, "forward", forward), mock.patch.object(
+        masking, "DTYPE", torch.float64
+    ):
+        yield
 
 
 def all_cases(models: Path, dtype: str) -> dict[str, dict[str, Any]]:
-    """case -> layout -> result on this many ranks. Layouts: R ranks, M micro-batches; mixed."""
-    from transformers.models.qwen3 import modeling_qwen3
-
+    """case -> layout -> result on this many ranks. Layouts: R ranks, M micro-batches; 3 in another order."""
     ranks = dist.get_world_size() if dist.is_initialized() else 1
-    plain_forward = modeling_qwen3.Qwen3RMSNorm.forward
     logp_B = torch.load(models / "logp.pt", weights_only=False)
-    if dtype == "float64":
-        wide_norms()
     found: dict[str, dict[str, Any]] = {}
-    try:
+    with all_in(dtype):
         bench = Bench(models, dtype)
         for name in CASES:
             config = config_of(name)
             groups = made_groups(config, logp_B)
-            layouts = {f"{ranks} ranks, {m} cuts": (groups, size) for m, size in CUTS.items()}
-            layouts[f"{ranks} ranks, mixed"] = (mixed(groups, config), CUTS[3])
+            layouts = {
+                f"{ranks} ranks, {m} cuts": (mixed(groups, config) if m == 3 else groups, size)
+                for m, size in CUTS.items()
+            }
             found[name] = {
                 layout: bench.run(config, *arguments) for layout, arguments in layouts.items()
             }
-    finally:
-        modeling_qwen3.Qwen3RMSNorm.forward = plain_forward
     return found
 
 

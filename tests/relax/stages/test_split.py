@@ -4,9 +4,9 @@ Every row of the table, on responses that are ragged (empty, of one token, with 
 masked, NaN under the mask), in 1, 2, 3 and 7 micro-batches, on 1 and 2 ranks (in one micro-batch
 the second rank holds no token) and with the samples in another order.
 
-The proof to 1e-10: model, gradients and optimizer in float64 (TrainerOptions.dtype). Objectives
-stay in float32, as the contract wants: what one token gets is then the same float32 number however
-the step is cut, and sums over tokens run in float64.
+The proof to 1e-10: model, gradients and optimizer in float64 (TrainerOptions.dtype), and objectives
+too. They run in float32 by contract, and there the last bit of an exp depends on the token's place
+in a vector register: the proof sets relax.algorithms.masking.DTYPE, the one constant that says so.
 """
 
 import math
@@ -56,7 +56,7 @@ def test_the_cut_does_not_matter(results, case, dtype):
         for where, cases in results[dtype].items()
         for layout, found in cases[case].items()
     ]
-    assert len(others) == 15
+    assert len(others) == 12
     for where, layout, found in others:
         told = f"{case}, {where}, {layout}"
         for ours, theirs in zip(found["metrics"], whole["metrics"], strict=True):
