@@ -146,10 +146,13 @@ def commit(run: Run, step: int, stage: str, tables: dict[str, Any]) -> None:
     output.commit()
 
 
-def made_rollout(run: Run, step: int, rng: np.random.Generator) -> None:
+def made_rollout(
+    run: Run, step: int, rng: np.random.Generator, *, kept: int | None = None
+) -> None:
     """Commit `rollout` and `reward` of a step: ragged responses, an engine that is another model.
 
-    rollout_logp is far from what the trainer computes, so that no correction is idle.
+    rollout_logp is far from what the trainer computes, so that no correction is idle. `kept`: only
+    so many of the responses are there.
     """
     config, base = run.config, step * IDS_PER_STEP
     num_groups, size = config.rollout.rollout_batch_size, config.rollout.n_samples_per_prompt
@@ -183,10 +186,10 @@ def made_rollout(run: Run, step: int, rng: np.random.Generator) -> None:
         prompt_len=[4] * num_groups,
         label=["1"] * num_groups,
     )
-    commit(
-        run, step, "rollout", {"responses": responses, "prompts": asked, "metrics": metric_table([])}
-    )
-    reward_B = rng.choice([0.0, 1.0, 0.3], count)
+    responses = responses.slice(0, kept)
+    tables = {"responses": responses, "prompts": asked, "metrics": metric_table([])}
+    commit(run, step, "rollout", tables)
+    reward_B = rng.choice([0.0, 1.0, 0.3], count)[:kept]
     rewards = REWARDS.table(
         sample_id=responses["sample_id"].to_numpy(),
         group_id=responses["group_id"].to_numpy(),

@@ -1,6 +1,7 @@
 """PPO through the real stages: the critic learns, waits for nobody, and stays in step."""
 
 import shutil
+import warnings
 
 import numpy as np
 import pytest
@@ -170,3 +171,12 @@ def test_the_critic_starts_where_it_is_told_to(settings):
         values.append(np.concatenate(score_lists(run, 0)["value"]))
     assert not values[0].any()
     assert values[1].all()
+
+
+def test_the_value_heads_output_is_no_view(settings):
+    """FSDP warns of views: an in-place operation on one would skip its backward hook."""
+    run = started(settings())
+    made_rollout(run, 0, np.random.default_rng(1))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*returned a view")
+        do(run, 0, ["score", "advantage", "update"])
