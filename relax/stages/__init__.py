@@ -69,7 +69,7 @@ STAGES: dict[str, Stage] = {
         Stage(
             "update",
             "relax.stages.update:run",
-            code=2,
+            code=3,
             reads=("run", "seeds", "rollout", "algorithm", "update"),
             writes=("metrics", "policy"),
             after=("rollout", "reward", "score", "advantage"),

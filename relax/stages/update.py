@@ -67,8 +67,14 @@ def run(config: Config, inputs: Inputs, output: Output, warm: Warm) -> None:
 
 
 def update(learners: Learners, config: Config, run: Run, step: int) -> Metrics:
-    """All optimizer steps of one rollout; the order of its groups is seeded."""
-    groups = training_groups(run, step, config)
+    """All optimizer steps of one rollout, from its tables."""
+    return optimizer_steps(learners, config, step, training_groups(run, step, config))
+
+
+def optimizer_steps(
+    learners: Learners, config: Config, step: int, groups: list[list[TrainSequence]]
+) -> Metrics:
+    """Cut a rollout's groups, in their seeded order, into optimizer steps and take them."""
     order = group_order(config.seeds.seed, step, len(groups))
     metrics = []
     for place, groups_G in enumerate(np.array_split(order, config.optimizer_steps)):
