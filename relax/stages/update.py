@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import time
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
+import torch
 
-from relax.algorithms import ALGORITHMS
-from relax.algorithms.loss import StepCounts, step_loss
+from relax.algorithms import Algorithm, rules
+from relax.algorithms.loss import StepCounts, bound_metrics, step_bounds, step_loss
+from relax.algorithms.objectives import M2POBounds
 from relax.config import Config
+from relax.stages.advantage import loaded
+from relax.stages.columns import counted_masks, score_lists
 from relax.stages.metrics import metric_table
 from relax.stages.perform import Inputs, Warm
 from relax.stages.training import Metrics, train_and_publish, trainer_options
@@ -36,51 +43,107 @@ def run(config: Config, inputs: Inputs, output: Output, warm: Warm) -> None:
 
 def update(actor: Actor, config: Config, run: Run, step: int) -> Metrics:
     """All optimizer steps of one rollout; the order of its groups is seeded."""
-    sequences = training_sequences(run, step)
-    order = group_order(config.seeds.seed, step, config.rollout.rollout_batch_size)
-    size = config.rollout.n_samples_per_prompt
-    row = ALGORITHMS[config.algorithm.advantage_estimator]
-    settings = config.algorithm.model_dump()
+    row, settings = rules.row_of(config), config.algorithm.model_dump()
+    temperature = config.rollout.rollout_temperature
+    groups = training_groups(run, step, config)
+    if needs_old_logp(config, groups):
+        groups = with_old_logp(actor, groups, temperature)
+    custom = loaded(config.algorithm, "custom_loss_path")
+    order = group_order(config.seeds.seed, step, len(groups))
     metrics = []
-    for groups_G in np.array_split(order, config.optimizer_steps):
-        batch = [sequences[g * size + i] for g in groups_G for i in range(size)]
+    for place, groups_G in enumerate(np.array_split(order, config.optimizer_steps)):
+        batch = [sequence for g in groups_G for sequence in groups[g]]
         counts = StepCounts(
             num_tokens=int(sum((s.fields["mask"] != 0).sum() for s in batch)),
             num_responses=len(batch),
             max_response_len=config.rollout.rollout_max_response_len,
         )
-        loss = step_loss(row, settings, counts)
+        if counts.num_tokens == 0:
+            metrics.append({"train/skipped_steps": 1.0})
+            continue
+        moved = place > 0 or config.algorithm.use_rollout_logprobs
+        bounded = row.bounds and custom is None
+        bounds = (
+            whole_bounds(actor, batch, row, settings, temperature) if bounded and moved else None
+        )
+        loss = step_loss(row, settings, counts, bounds=bounds, custom_objective=custom)
         found = actor.train_step(batch, lambda tensors, loss=loss: LossParts(*loss(tensors)))
-        metrics.append(_named(found))
+        own = bound_metrics(bounds, row) if bounded else {}
+        metrics.append({"train/skipped_steps": 0.0} | _named(found) | own)
     return metrics
 
 
-def training_sequences(run: Run, step: int) -> list[TrainSequence]:
-    """A rollout's responses with their advantages, in the order of sample_id."""
+def whole_bounds(
+    actor: Actor,
+    batch: list[TrainSequence],
+    row: Algorithm,
+    settings: dict[str, Any],
+    temperature: float,
+) -> M2POBounds | None:
+    """Clip bounds from all tokens of an optimizer step: one more pass, without gradient."""
+    fields = {
+        f"{name}_BT": torch.from_numpy(np.concatenate([s.fields[name] for s in batch]))
+        for name in batch[0].fields
+    }
+    logp_N = torch.from_numpy(np.concatenate(actor.logp(batch, temperature)))
+    return step_bounds(row, settings, {**fields, "logp_BT": logp_N})
+
+
+def needs_old_logp(config: Config, groups: list[list[TrainSequence]]) -> bool:
+    """Whether old_logp is asked for, and no stage before this one has computed it."""
+    return "old_logp" in rules.scores_needed(config) and "old_logp" not in groups[0][0].fields
+
+
+def with_old_logp(
+    actor: Actor, groups: list[list[TrainSequence]], temperature: float
+) -> list[list[TrainSequence]]:
+    """The sequences with the log-probabilities of the weights that this update starts from."""
+    sequences = [sequence for group in groups for sequence in group]
+    scored = iter(actor.logp(sequences, temperature))
+    return [
+        [replace(s, fields={**s.fields, "old_logp": next(scored)}) for s in group]
+        for group in groups
+    ]
+
+
+def training_groups(run: Run, step: int, config: Config) -> list[list[TrainSequence]]:
+    """A rollout's groups of responses with their advantages, in the order of sample_id.
+
+    Responses without an advantage (dropped groups) are left out.
+    """
     prompt = rows(run.table(step, "rollout", "prompts"))
     response = rows(run.table(step, "rollout", "responses"))
     advantage = rows(run.table(step, "advantage", "advantages"))
     prompt_of = dict(zip(prompt.group_id.tolist(), prompt.prompt_tokens, strict=True))
-    advantage_of = dict(
-        zip(advantage.sample_id.tolist(), advantage.advantage.tolist(), strict=True)
-    )
-    sequences = []
+    place_of = {sample_id: place for place, sample_id in enumerate(advantage.sample_id.tolist())}
+    lists = {
+        "mask": counted_masks(response, config.algorithm),
+        "rollout_logp": response.rollout_logp,
+        **score_lists(run, step),
+    }
+    groups: dict[int, list[TrainSequence]] = {}
     for place, sample_id in enumerate(response.sample_id.tolist()):
-        tokens_T = response.tokens[place]
-        prompt_tokens = prompt_of[int(response.group_id[place])]
-        sequences.append(
-            TrainSequence(
-                sample_id=sample_id,
-                tokens=np.concatenate([prompt_tokens, tokens_T]).astype(np.int64),
-                response_len=len(tokens_T),
-                fields={
-                    "mask": response.mask[place].astype(np.float32),
-                    "advantage": np.full(len(tokens_T), advantage_of[sample_id], np.float32),
-                    "rollout_logp": response.rollout_logp[place].astype(np.float32),
-                },
-            )
+        if sample_id not in place_of:
+            continue
+        group, tokens_T = int(response.group_id[place]), response.tokens[place]
+        fields = {name: values[place].astype(np.float32) for name, values in lists.items()}
+        fields["advantage"] = token_advantage(advantage, place_of[sample_id], len(tokens_T))
+        sequence = TrainSequence(
+            sample_id=sample_id,
+            tokens=np.concatenate([prompt_of[group], tokens_T]).astype(np.int64),
+            response_len=len(tokens_T),
+            fields=fields,
         )
-    return sequences
+        groups.setdefault(group, []).append(sequence)
+    return list(groups.values())
+
+
+def token_advantage(advantage: SimpleNamespace, place: int, length: int) -> np.ndarray:
+    """The advantage of each token of one response, float32."""
+    per_token = advantage.token_advantage[place]
+    if per_token is not None:
+        return per_token.astype(np.float32)
+    return np.full(length, advantage.advantage[place], np.float32)
 
 
 def group_order(seed: int, step: int, num_groups: int) -> np.ndarray:
