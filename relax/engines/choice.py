@@ -82,7 +82,7 @@ def truncated(weight_BV: Tensor, top_k: int, top_p: float) -> Tensor:
         # All weights below this share together are less than 1 - top_p: none is in the nucleus.
         least_B1 = (1 - top_p) * total_B1 / weight_BV.shape[-1]
         largest_BK = _sorted_above(weight_BV, least_B1.to(weight_BV.dtype)).double()
-    is_inside_BK = largest_BK.cumsum(dim=-1) - largest_BK < top_p * total_B1
+    is_inside_BK = _cumsum(largest_BK) - largest_BK < top_p * total_B1
     if top_p == 1:
         is_inside_BK = torch.ones_like(is_inside_BK)
     # The largest weight always stays, whatever rounding does to a tiny top_p.
@@ -115,21 +115,26 @@ def inverse_cdf(weight_BV: Tensor, uniform_B: Tensor) -> Tensor:
     """
     vocab_size = weight_BV.shape[-1]
     if vocab_size <= 8 * SPAN:
-        cdf_BV = weight_BV.double().cumsum(dim=-1)
+        cdf_BV = _cumsum(weight_BV.double())
         return _first_above(cdf_BV, uniform_B[:, None] * cdf_BV[:, -1:])[:, 0]
     num_spans = vocab_size // SPAN
     head_BSV = weight_BV[:, : num_spans * SPAN].unflatten(1, (num_spans, SPAN))
     tail_BV = weight_BV[:, num_spans * SPAN :]
     sums = [head_BSV.sum(-1, dtype=torch.float64), tail_BV.sum(-1, True, dtype=torch.float64)]
-    cdf_BS = torch.cat(sums, dim=1).cumsum(dim=-1)
+    cdf_BS = _cumsum(torch.cat(sums, dim=1))
     target_B1 = uniform_B[:, None] * cdf_BS[:, -1:]
     span_B1 = _first_above(cdf_BS, target_B1)
     before_B1 = cdf_BS.gather(1, (span_B1 - 1).clamp(min=0)).masked_fill(span_B1 == 0, 0)
     token_BV = span_B1 * SPAN + torch.arange(SPAN, device=weight_BV.device)
     inside_BV = weight_BV.gather(1, token_BV.clamp(max=vocab_size - 1)).double()
     inside_BV.masked_fill_(token_BV >= vocab_size, 0)
-    offset_B1 = _first_above(inside_BV.cumsum(dim=-1), target_B1 - before_B1)
+    offset_B1 = _first_above(_cumsum(inside_BV), target_B1 - before_B1)
     return (span_B1 * SPAN + offset_B1)[:, 0].clamp_(max=vocab_size - 1)
+
+
+def _cumsum(weight_BV: Tensor) -> Tensor:
+    """Cumulative sums along the last axis; on the host, a GPU has no deterministic ones."""
+    return weight_BV.cpu().cumsum(dim=-1).to(weight_BV.device)
 
 
 def _first_above(cdf_BV: Tensor, target_B1: Tensor) -> Tensor:

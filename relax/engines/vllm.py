@@ -64,28 +64,22 @@ class VLLMEngine:
         Raises:
             ArtifactError: the directory is not whole.
         """
-        files = published.weight_files(policy)
+        names = frozenset().union(*published.weight_files(policy).values())
         config = published.read_config(policy)
-        names = frozenset().union(*files.values())
-        llm, self._llm = self._llm, None  # whatever fails leaves the engine empty
+        tokenizer = published.load_tokenizer(policy)
+        eos_ids = published.end_token_ids(policy, tokenizer)
         if (
-            llm is not None
+            self._llm is not None
             and published.same_architecture(config, self._config)
             and "lm_head.weight" in names
+            and self._has_tokenizer == (tokenizer is not None)
         ):
-            llm.collective_rpc("reload_weights", kwargs={"weights_path": str(policy)})
-            # No reload does this, and cached prefixes are of the old weights.
-            if not llm.reset_prefix_cache():
-                raise ArtifactError(
-                    f"engine vllm: prefix cache still in use while loading {policy}"
-                )
+            self._reload(policy)
         else:
-            _shut_down(llm)
-            llm = self._start(policy)
-        tokenizer = published.load_tokenizer(policy)
+            self.close()
+            self._llm = self._start(policy)
+        self._policy, self._config, self._eos_ids = policy, config, eos_ids
         self._has_tokenizer = tokenizer is not None
-        self._eos_ids = published.end_token_ids(policy, tokenizer)
-        self._policy, self._config, self._llm = policy, config, llm
 
     def sample(self, requests: Sequence[Request], params: SamplingParams) -> list[Response]:
         """Sample one response a request, in the order of the requests.
@@ -124,8 +118,22 @@ class VLLMEngine:
 
     def close(self) -> None:
         """Shut vLLM down and give back its memory."""
-        llm, self._llm = self._llm, None
-        _shut_down(llm)
+        if self._llm is None:
+            return
+        self._llm.llm_engine.engine_core.shutdown()
+        self._llm = None
+        _vllm("vllm.distributed").cleanup_dist_env_and_memory()
+        gc.collect()
+
+    def _reload(self, policy: Path) -> None:
+        try:
+            self._llm.collective_rpc("reload_weights", kwargs={"weights_path": str(policy)})
+            # No reload does this, and cached prefixes are of the old weights.
+            if not self._llm.reset_prefix_cache():
+                raise ArtifactError(f"engine vllm: prefix cache in use while loading {policy}")
+        except BaseException:
+            self.close()  # it may hold half of each version
+            raise
 
     def _start(self, policy: Path) -> Any:
         for name, value in (_ENVIRONMENT | (_CPU_ENVIRONMENT if self._is_cpu else {})).items():
@@ -206,11 +214,3 @@ def _response(output: Any) -> Response:
     logp = list(output.logprobs.logprobs)
     assert len(tokens) == len(logp)  # logprobs=0: the sampled token's and nothing else
     return Response(tokens, logp, "stop" if output.finish_reason == "stop" else "length")
-
-
-def _shut_down(llm: Any) -> None:
-    if llm is None:
-        return
-    llm.llm_engine.engine_core.shutdown()
-    _vllm("vllm.distributed").cleanup_dist_env_and_memory()
-    gc.collect()
