@@ -17,15 +17,17 @@ from relax import __version__
 from relax.algorithms import rules
 from relax.algorithms.custom import CUSTOM_FUNCTIONS
 from relax.config import Config, flag_of
-from relax.custom import check_source, source_hash
+from relax.custom import check_source, identity, source_hash
 from relax.data.rows import content_hash
 from relax.errors import ConfigError
 from relax.flags import require
+from relax.stages import filters
 from relax.store import Run
 from relax.store.fingerprint import model_fingerprint, tokenizer_hash
 from relax.store.lease import Lease
 from tasks.session import Report, Session
 
+GENERATE = flag_of("custom_generate_function_path")
 NOT_BUILT = (
     "fully_async",
     "hybrid",
@@ -65,6 +67,10 @@ def checked(config: Config) -> None:
     for name, signature in CUSTOM_FUNCTIONS.items():
         if path := rules.value_of(config, name):
             check_source(path, flag=flag_of(name), signature=signature)
+    if path := config.rollout.custom_generate_function_path:
+        check_source(path, flag=GENERATE, signature=("conversation",))
+    if (path := config.rollout.dynamic_sampling_filter_path) and not filters.is_named(path):
+        check_source(path, flag=filters.FLAG, signature=filters.SIGNATURE)
     if missing := not_built(config):
         raise ConfigError("\n".join(missing))
 
@@ -100,8 +106,15 @@ def fingerprints(config: Config) -> dict[str, str]:
         )
     for name in CUSTOM_FUNCTIONS:
         if path := rules.value_of(config, name):
-            function = path.rpartition(":")[2]
-            sources[name] = f"{source_hash(path, flag=flag_of(name))}:{function}"
+            sources[name] = identity(path, flag=flag_of(name))
+    sampling = config.rollout
+    if path := sampling.custom_generate_function_path:
+        sources["custom_generate_function_path"] = identity(path, flag=GENERATE)
+    if path := sampling.dynamic_sampling_filter_path:
+        named = filters.is_named(path)
+        sources["dynamic_sampling_filter_path"] = (
+            path if named else identity(path, flag=filters.FLAG)
+        )
     return sources
 
 

@@ -196,7 +196,7 @@ TABLES = {
         EVALS,
         METRICS,
         TIMING,
-    )  # fmt: skip
+    )
 }
 
 # --- views: what `relax sql` offers over the tables above; its queries are in relax/analytics ----

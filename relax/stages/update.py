@@ -18,6 +18,7 @@ from relax.config import Config
 from relax.stages.advantage import loaded
 from relax.stages.columns import counted_masks, score_lists
 from relax.stages.metrics import metric_table
+from relax.stages.mismatch import Mismatch, warn
 from relax.stages.perform import Inputs, Warm
 from relax.stages.training import Metrics, train_and_publish, trainer_options
 from relax.store import Output, Run, rows
@@ -37,6 +38,7 @@ def run(config: Config, inputs: Inputs, output: Output, warm: Warm) -> None:
 
     metrics = train_and_publish(inputs, output, warm, options=options, train=train)
     output.write("metrics", metric_table(metrics))
+    warn(output, inputs.step, metrics[0], config.rollout.rollout_mismatch_warning)
     output.measure("seconds/train", seconds[-1])
     output.measure("updates redone", len(seconds) - 1)
 
@@ -67,9 +69,12 @@ def update(actor: Actor, config: Config, run: Run, step: int) -> Metrics:
             whole_bounds(actor, batch, row, settings, temperature) if bounded and moved else None
         )
         loss = step_loss(row, settings, counts, bounds=bounds, custom_objective=custom)
-        found = actor.train_step(batch, lambda tensors, loss=loss: LossParts(*loss(tensors)))
+        mismatch = Mismatch()
+        found = actor.train_step(
+            batch, mismatch.watching(lambda tensors, loss=loss: LossParts(*loss(tensors)))
+        )
         own = bound_metrics(bounds, row) if bounded else {}
-        metrics.append({"train/skipped_steps": 0.0} | _named(found) | own)
+        metrics.append({"train/skipped_steps": 0.0} | _named(found) | own | mismatch.metrics())
     return metrics
 
 
