@@ -23,6 +23,8 @@ def sampled(
     prompt_ids: one a group of all shards that there are; a shard of k requests has k / size groups,
     and shards are of the same number of groups but for the last. Engines that fail are dropped.
     """
+    if not shards:
+        return  # all were finished before; no engine is loaded for that
     try:
         yield from warm.engine.run(shards)
     except ShardFailed as failed:
