@@ -17,7 +17,7 @@ from relax import __version__
 from relax.algorithms import rules
 from relax.algorithms.custom import CUSTOM_FUNCTIONS
 from relax.config import Config, flag_of
-from relax.custom import check_source, identity, source_hash
+from relax.custom import check_source, identity
 from relax.data.rows import content_hash
 from relax.errors import ConfigError
 from relax.flags import require
@@ -100,22 +100,23 @@ def fingerprints(config: Config) -> dict[str, str]:
     }
     if config.evaluate.eval_prompt_data:
         sources["eval_prompts"] = content_hash(config.evaluate.eval_prompt_data)
-    if config.reward.custom_rm_path:
-        sources["custom_rm_path"] = source_hash(
-            config.reward.custom_rm_path, flag="--custom-rm-path"
-        )
     for name in CUSTOM_FUNCTIONS:
         if path := rules.value_of(config, name):
             sources[name] = identity(path, flag=flag_of(name))
-    sampling = config.rollout
-    if path := sampling.custom_generate_function_path:
-        sources["custom_generate_function_path"] = identity(path, flag=GENERATE)
-    if path := sampling.dynamic_sampling_filter_path:
-        named = filters.is_named(path)
-        sources["dynamic_sampling_filter_path"] = (
-            path if named else identity(path, flag=filters.FLAG)
-        )
-    return sources
+    return sources | sampling_sources(config)
+
+
+def sampling_sources(config: Config) -> dict[str, str]:
+    """Functions of the user's own that sampling and rewards call, "" where there is none."""
+    given = {
+        "custom_rm_path": config.reward.custom_rm_path,
+        "custom_generate_function_path": config.rollout.custom_generate_function_path,
+        "dynamic_sampling_filter_path": config.rollout.dynamic_sampling_filter_path,
+    }
+    return {
+        name: path if not path or path in filters.FILTERS else identity(path, flag=flag_of(name))
+        for name, path in given.items()
+    }
 
 
 def about(schedule_steps: int) -> dict[str, Any]:

@@ -177,7 +177,7 @@ class RewardSection(Section):
     with each; 0: off."""
     overlong_penalty_factor: NonNegative = 1.0
     """What a response at the limit loses."""
-    custom_rm_path: str = ""
+    custom_rm_path: str = unkeyed("")
     """Your own verifier instead: `module:function` or `file.py:function` (see docs)."""
 
 

@@ -1,4 +1,4 @@
-"""Turns and tools: what was sampled stays as it was, what tools say is masked, batches are fixed."""
+"""Turns and tools: what was sampled stays, what tools say is masked, batches are fixed."""
 
 import asyncio
 
@@ -110,7 +110,7 @@ def test_one_turn_is_a_plain_response(engine, tokenizer):
 
 
 def test_log_probs_of_later_turns_are_those_of_the_whole_sequence(engine, tokenizer, tiny):
-    """Byte tokens that are half a character decode to another text: ids must never go through it."""
+    """Half a character decodes to another text: ids must never go through it."""
     params = SamplingParams(max_response_len=24, temperature=0.8, ignore_eos=True)
     found = converse(engine, requests_of(), params, two_turns, tokenizer)
     model = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32).eval()

@@ -15,13 +15,13 @@ import sys
 from pathlib import Path
 
 import transformers.models.auto.tokenization_auto  # noqa: F401  (before the fork)
+from rollout_cases import begin
 
 import relax.stages.rollout  # noqa: F401
 from relax.engines.embedded import TransformersEngine
 from relax.stages.perform import perform
 from relax.store import disk
 from relax.store.run import Run
-from rollout_cases import begin
 
 
 def die(marker: Path, where: str) -> None:

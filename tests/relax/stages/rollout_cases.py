@@ -13,10 +13,10 @@ from relax.stages.perform import Warm, perform
 from relax.store import Run, rows
 from tasks import stage
 
-REWARD = '''
+REWARD = """
 def reward(response_text, label):
     return {"easy": 1.0, "hard": 0.0}.get(label, float(sum(map(ord, response_text)) % 2))
-'''
+"""
 """By label: always 1, always 0, or a coin that the response tosses."""
 
 

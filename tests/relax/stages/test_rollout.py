@@ -156,7 +156,9 @@ def test_special_tokens_in_the_text(start, skipped):
     run = start(rollout_skip_special_tokens=skipped, rollout_max_response_len=200)
     do(run)
     responses = responses_of(run)
-    ended = [t for t, r in zip(responses.response, responses.finish_reason, strict=True) if r == "stop"]
+    ended = [
+        t for t, r in zip(responses.response, responses.finish_reason, strict=True) if r == "stop"
+    ]
     assert ended and all(text.endswith("<eos>") != skipped for text in ended)
 
 
@@ -180,7 +182,7 @@ def test_log_probs_that_are_not_finite_name_their_prompts(start, tmp_path):
     tensors["model.norm.weight"][0] = float("nan")
     save_file(tensors, base / "model.safetensors", metadata={"format": "pt"})
     broken = start(run_dir=str(tmp_path / "nan"), hf_checkpoint=str(base), rollout_shuffle=False)
-    with pytest.raises(ArtifactError, match="step 0, prompts 0, 1, 2, 3 .*not finite"):
+    with pytest.raises(ArtifactError, match=r"step 0, prompts 0, 1, 2, 3 .*not finite"):
         do(broken)
 
 

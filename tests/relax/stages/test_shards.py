@@ -51,7 +51,9 @@ def test_a_killed_rollout_loses_one_shard_and_ends_as_if_it_had_not_been(killed,
     whole, found, place = killed[0], killed[1 + number], PLACES[number]
     assert found["first"] == -9
     assert found["marker"] == (
-        f"sampling call {place[1]}" if place[0] == "sampling" else f"{place[2]} rename of {place[1]}"
+        f"sampling call {place[1]}"
+        if place[0] == "sampling"
+        else f"{place[2]} rename of {place[1]}"
     )
     assert found["second"] == 0
     is_committed = place == ["renaming", "rollout", "after"]
