@@ -12,6 +12,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -30,6 +31,11 @@ class Child:
     number: int
     process: subprocess.Popen
     pipe: Connection
+
+    def send(self, command: str, *arguments: Any) -> None:
+        """Ask for something. A process that is dead says so when its answer is read."""
+        with suppress(BrokenPipeError, ConnectionResetError):
+            self.pipe.send((command, arguments))
 
     def ended(self) -> EngineDied:
         """How it ended; it must have."""
@@ -67,8 +73,12 @@ class EnginePool:
         """Take the weights in `policy` in every engine; raises what the first to fail raised."""
         if not self._children:
             self._children = [self._start(n, gpus) for n, gpus in enumerate(self._gpus)]
+        for place, child in enumerate(self._children):
+            if child.process.poll() is not None:  # died while nothing was asked of it
+                child.pipe.close()
+                self._children[place] = self._start(place, self._gpus[place])
         for child in self._children:
-            child.pipe.send(("load", (str(policy),)))
+            child.send("load", str(policy))
         for child in self._children:
             kind, content = self._answer(child, START_TIMEOUT_S)
             if kind == "error":
@@ -82,7 +92,7 @@ class EnginePool:
         while busy or (waiting and failed is None):
             while waiting and idle and failed is None:
                 child, shard = idle.popleft(), waiting.popleft()
-                child.pipe.send(("run", (shard,)))
+                child.send("run", shard)
                 busy[child.pipe] = child, shard.number, time.monotonic() + self._timeout_s
             for child, number, answer in self._ready(busy):
                 del busy[child.pipe]

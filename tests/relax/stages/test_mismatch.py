@@ -32,7 +32,7 @@ def test_the_largest_difference_of_valid_tokens_over_micro_batches():
             "old_logp_BT": old_BT,
             "rollout_logp_BT": engine_BT,
             "mask_BT": mask_BT,
-        }  # fmt: skip
+        }
     )
     assert mismatch.metrics()[LARGEST] == 0.5
     watched({"logp_BT": engine_BT, "rollout_logp_BT": engine_BT + 7, "mask_BT": 0 * mask_BT})
