@@ -10,6 +10,7 @@ import ast
 import operator
 from collections.abc import Callable
 from fractions import Fraction
+from typing import Any
 
 from relax.engines.conversation import Conversation
 
@@ -17,7 +18,7 @@ OPEN, CLOSE = "<<", ">>"
 MAX_TURNS = 8
 MAX_LENGTH = 200
 MAX_DIGITS = 50
-OPERATIONS: dict[type[ast.AST], Callable[..., Fraction]] = {
+OPERATIONS: dict[type[ast.AST], Callable[..., Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
