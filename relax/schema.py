@@ -135,6 +135,7 @@ SCORES = Table(
         Column("ref_logp", REALS, "nats", "log-probabilities of the reference model", True),
         Column("teacher_logp", REALS, "nats", "log-probabilities of the teacher", True),
         Column("value", REALS, "", "the critic's values", True),
+        Column("top_k_overlap", REALS, "", "share of the k likeliest tokens as the teacher", True),
     ),
 )
 

@@ -29,7 +29,10 @@ def snapshot(run: Run) -> Path:
         digest.update(f"{name}\0".encode() + path.read_bytes())
     target = run.root / "code" / digest.hexdigest()[:16]
     if not target.exists():
-        _copy(files, target)
+        try:
+            _copy(files, target)
+        except OSError as error:
+            raise disk.explained(error, target) from error
     return target
 
 
@@ -44,6 +47,8 @@ def custom_paths(run: Run) -> list[str]:
 
 def _copy(files: dict[Path, Path], target: Path) -> None:
     """Whole or not at all; another flow may do the same at the same time."""
+    for leftover in target.parent.glob(".*"):  # of flows that were killed here
+        disk.remove_tree(leftover)
     scratch = target.with_name(f".{target.name}-{os.getpid()}")
     for name, path in files.items():
         disk.make_dir((scratch / name).parent)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 
@@ -45,7 +46,11 @@ def inline(session: Session, step: int, stage: str) -> Manifest:
 def job(session: Session, step: int, stage: str) -> Manifest:
     """In a job of its own; one that an earlier flow left running is waited for instead."""
     name = f"{step:06d}-{stage}"
-    running = submit.find(session.jobs, name) or _submit(session, step, stage, name)
+    running = submit.find(session.jobs, name)
+    if running is None:
+        running = _submit(session, step, stage, name)
+    else:
+        print(f"{name}: its job {running.job_id} is running; waiting for it", file=sys.stderr)
     while True:
         manifest = done(session.run, step, stage)
         if manifest is not None:

@@ -17,12 +17,14 @@ class Stage:
     code: int
     reads: tuple[str, ...]
     """Sections of the configuration that its result depends on."""
+    writes: tuple[str, ...]
+    """Tables it writes, and `policy` where it publishes one."""
     after: tuple[str, ...] = ()
-    """Stages of the same step whose tables it reads."""
+    """Stages of the same step whose tables it reads (`score` only where there is one)."""
     sources: tuple[str, ...] = ()
     """Files it reads: names of Run.sources, or `policy` for the policy of its step."""
-    continues: bool = False
-    """Whether it goes on from the update before it."""
+    continues: str = ""
+    """The stage of the step before that it goes on from."""
 
 
 STAGES: dict[str, Stage] = {
@@ -33,6 +35,7 @@ STAGES: dict[str, Stage] = {
             "relax.stages.rollout:run",
             code=2,
             reads=("run", "seeds", "data", "rollout"),
+            writes=("prompts", "responses", "metrics"),
             sources=("policy", "tokenizer", "prompts", "custom_generate_function_path"),
         ),
         Stage(
@@ -40,15 +43,27 @@ STAGES: dict[str, Stage] = {
             "relax.stages.reward:run",
             code=2,
             reads=("rollout", "reward"),
+            writes=("rewards", "metrics"),
             after=("rollout",),
             sources=("custom_rm_path", "custom_reward_post_process_path"),
+        ),
+        Stage(
+            "score",
+            "relax.stages.score:run",
+            code=1,
+            reads=("run", "seeds", "rollout", "update"),
+            writes=("scores", "metrics"),
+            after=("rollout",),
+            sources=("columns", "model", "reference", "opd_teacher_load", "critic_load"),
+            continues="update",
         ),
         Stage(
             "advantage",
             "relax.stages.advantage:run",
             code=2,
             reads=("algorithm",),
-            after=("rollout", "reward"),
+            writes=("advantages", "metrics"),
+            after=("rollout", "reward", "score"),
             sources=("custom_advantage_path",),
         ),
         Stage(
@@ -56,15 +71,17 @@ STAGES: dict[str, Stage] = {
             "relax.stages.update:run",
             code=2,
             reads=("run", "seeds", "rollout", "algorithm", "update"),
-            after=("rollout", "reward", "advantage"),
-            sources=("model", "schedule", "custom_loss_path"),
-            continues=True,
+            writes=("metrics", "policy"),
+            after=("rollout", "reward", "score", "advantage"),
+            sources=("model", "critic_load", "schedule", "custom_loss_path"),
+            continues="update",
         ),
         Stage(
             "evaluate",
             "relax.stages.evaluate:run",
             code=2,
             reads=("run", "seeds", "data", "rollout", "reward", "evaluate"),
+            writes=("evals", "metrics"),
             sources=(
                 "policy",
                 "tokenizer",
@@ -78,8 +95,9 @@ STAGES: dict[str, Stage] = {
             "relax.stages.sft:run",
             code=1,
             reads=("run", "seeds", "data", "update", "sft"),
+            writes=("metrics", "policy"),
             sources=("model", "tokenizer", "prompts", "schedule"),
-            continues=True,
+            continues="sft",
         ),
     )
 }
@@ -101,6 +119,7 @@ def round_row(name: str) -> Stage:
         row,
         name=name,
         entry="relax.stages.selection:reward_round",
+        writes=(*row.writes, "candidates"),
         after=tuple(f"{above}.{number}" for above in row.after),
         sources=(*row.sources, "dynamic_sampling_filter_path"),
     )
@@ -116,5 +135,6 @@ def selection_row(name: str, num_rounds: int) -> Stage:
         f"relax.stages.selection:{name}",
         code=1,
         reads=("rollout",),
+        writes=STAGES[name].writes,
         after=(*after, *scored),
     )

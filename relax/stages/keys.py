@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from relax.algorithms import rules
 from relax.errors import ArtifactError
 from relax.schema import SCHEMA_VERSION
 from relax.stages import Stage, is_round
@@ -21,20 +22,30 @@ def key_parts(run: Run, step: int, stage: Stage) -> dict[str, Any]:
         "schema": SCHEMA_VERSION,
         "step": step,
         "config": {name: getattr(run.config, name).keyed() for name in stage.reads},
-        "inputs": {name: run.committed(step, name).content for name in stage.after},
+        "inputs": {name: run.committed(step, name).content for name in inputs_of(run, stage)},
         "sources": {name: _source(run, step, name) for name in stage.sources},
     }
     if is_round(stage.name):
         parts["cursor"] = first_draw(run, step, round_of(stage.name))
     if stage.continues and step > 0:
-        before = run.committed(step - 1, stage.name)
+        before = run.committed(step - 1, stage.continues)
         parts["continues"] = {"key": before.key, "content": before.content}
     return parts
+
+
+def inputs_of(run: Run, stage: Stage) -> list[str]:
+    """The stages of the same step that `stage` reads: `score` only where something asks for it."""
+    scored = bool(rules.scores_needed(run.config))
+    return [name for name in stage.after if name != "score" or scored]
 
 
 def _source(run: Run, step: int, name: str) -> str:
     if name == "policy":
         return run.policy_hash(step)
+    if name == "columns":
+        return " ".join(sorted(rules.scores_needed(run.config)))
+    if name == "reference" and (version := run.config.reference_version(step)):
+        return run.policy_hash(version)
     if name == "schedule":
         return str(run.schedule_steps)
     return run.sources.get(name, "")

@@ -26,8 +26,8 @@ class Warm:
     dropped and loaded anew.
     """
 
-    actor: Any = None
-    actor_at: str = ""
+    learners: Any = None
+    learners_at: str = ""
     engine: Any = None
     engine_at: str = ""
     prompts: dict[str, Any] = field(default_factory=dict)
@@ -63,7 +63,7 @@ def perform(run_dir: str, step: int, name: str, attempt: str, warm: Warm | None 
         output.discard()
         raise
     if manifest.policy is not None:
-        warm.actor_at = manifest.identity if manifest.attempt == attempt else ""
+        warm.learners_at = manifest.identity if manifest.attempt == attempt else ""
     run.tidy(manifest)
     return manifest
 

@@ -40,10 +40,10 @@ def score(config: Config, inputs: Inputs, output: Output, *, sampled_by: str) ->
         ]
     )
     output.measure("seconds/verify", time.perf_counter() - start)
-    check_finite(reward_B, response.sample_id)
+    check_finite(reward_B, response.sample_id, "the verifier")
     shaped_B = reward_B - overlong_penalty(config, response.response_len)
     processed_B = post_processed(config.algorithm, shaped_B, response.group_id)
-    check_finite(processed_B, response.sample_id)
+    check_finite(processed_B, response.sample_id, "the post-processing")
     table = REWARDS.table(
         sample_id=response.sample_id,
         group_id=response.group_id,
@@ -107,11 +107,11 @@ def post_processed(
     return found_B
 
 
-def check_finite(reward_B: np.ndarray, sample_id_B: np.ndarray) -> None:
-    """Raise ArtifactError naming the samples whose reward is NaN or infinite."""
+def check_finite(reward_B: np.ndarray, sample_id_B: np.ndarray, origin: str) -> None:
+    """Raise ArtifactError naming the samples whose reward is NaN or infinite, and who gave it."""
     bad = np.flatnonzero(~np.isfinite(reward_B))
     if len(bad):
         shown = ", ".join(f"{sample_id_B[i]} ({reward_B[i]})" for i in bad[:5])
         raise ArtifactError(
-            f"reward: not a finite number for {len(bad)} samples: {shown}; mend the verifier"
+            f"reward: not a finite number for {len(bad)} samples: {shown}; mend {origin}"
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +13,13 @@ import numpy as np
 import torch
 
 from relax.algorithms import Algorithm, rules
-from relax.algorithms.loss import StepCounts, bound_metrics, step_bounds, step_loss
+from relax.algorithms.loss import (
+    StepCounts,
+    bound_metrics,
+    critic_loss,
+    step_bounds,
+    step_loss,
+)
 from relax.algorithms.objectives import M2POBounds
 from relax.config import Config
 from relax.stages.advantage import loaded
@@ -20,37 +27,50 @@ from relax.stages.columns import counted_masks, score_lists
 from relax.stages.metrics import metric_table
 from relax.stages.mismatch import Mismatch, warn
 from relax.stages.perform import Inputs, Warm
-from relax.stages.training import Metrics, train_and_publish, trainer_options
+from relax.stages.training import Learners, Metrics, train_and_publish, trainer_options
 from relax.store import Output, Run, rows
 from relax.trainer.actor import Actor, LossParts, TrainSequence
+from relax.trainer.critic import Critic
+
+KNOWN_WHEN_SKIPPING = {
+    "train/loss",
+    "train/pg_loss",
+    "train/silenced_frac",
+    "train/grad_norm",
+    "train/lr",
+    "train/skipped_steps",
+    "train/m2po_eps_low",
+    "train/m2po_eps_high",
+    "train/ppo_kl_m2_before",
+    "train/ppo_kl_m2_after",
+}
+"""Metrics that responses without advantage add nothing to."""
 
 
 def run(config: Config, inputs: Inputs, output: Output, warm: Warm) -> None:
     """Write the table `metrics` and publish the new policy, with a checkpoint when one is due."""
     options = trainer_options(config, temperature=config.rollout.rollout_temperature)
-    seconds = []
+    seconds, timing = [], {}  # timing: of the last optimizer step
 
-    def train(actor: Actor, step: int) -> Metrics:
+    def train(learners: Learners, step: int) -> Metrics:
         start = time.perf_counter()
-        metrics = update(actor, config, inputs.run, step)
+        metrics = update(learners, config, inputs.run, step)
         seconds.append(time.perf_counter() - start)
+        timing.update(learners.actor.timing)
         return metrics
 
     metrics = train_and_publish(inputs, output, warm, options=options, train=train)
     output.write("metrics", metric_table(metrics))
     warn(output, inputs.step, metrics[0], config.rollout.rollout_mismatch_warning)
     output.measure("seconds/train", seconds[-1])
+    for name, value in timing.items():
+        output.measure(f"trainer/{name}", value)
     output.measure("updates redone", len(seconds) - 1)
 
 
-def update(actor: Actor, config: Config, run: Run, step: int) -> Metrics:
+def update(learners: Learners, config: Config, run: Run, step: int) -> Metrics:
     """All optimizer steps of one rollout; the order of its groups is seeded."""
-    row, settings = rules.row_of(config), config.algorithm.model_dump()
-    temperature = config.rollout.rollout_temperature
     groups = training_groups(run, step, config)
-    if needs_old_logp(config, groups):
-        groups = with_old_logp(actor, groups, temperature)
-    custom = loaded(config.algorithm, "custom_loss_path")
     order = group_order(config.seeds.seed, step, len(groups))
     metrics = []
     for place, groups_G in enumerate(np.array_split(order, config.optimizer_steps)):
@@ -63,19 +83,75 @@ def update(actor: Actor, config: Config, run: Run, step: int) -> Metrics:
         if counts.num_tokens == 0:
             metrics.append({"train/skipped_steps": 1.0})
             continue
-        moved = place > 0 or config.algorithm.use_rollout_logprobs
-        bounded = row.bounds and custom is None
-        bounds = (
-            whole_bounds(actor, batch, row, settings, temperature) if bounded and moved else None
-        )
-        loss = step_loss(row, settings, counts, bounds=bounds, custom_objective=custom)
-        mismatch = Mismatch()
-        found = actor.train_step(
-            batch, mismatch.watching(lambda tensors, loss=loss: LossParts(*loss(tensors)))
-        )
-        own = bound_metrics(bounds, row) if bounded else {}
-        metrics.append({"train/skipped_steps": 0.0} | _named(found) | own | mismatch.metrics())
+        found = {}
+        if learners.critic is not None:
+            found |= critic_step(learners.critic, batch, config, counts)
+        if step >= config.algorithm.num_critic_only_steps:
+            kept = run.root / "inspect" / f"{step:06d}"
+            first = place == 0
+            found |= actor_step(
+                learners.actor, batch, config, counts, is_first=first, inspect_dir=kept
+            )
+        metrics.append(found)
     return metrics
+
+
+def actor_step(
+    actor: Actor,
+    batch: list[TrainSequence],
+    config: Config,
+    counts: StepCounts,
+    *,
+    is_first: bool,
+    inspect_dir: Path | None = None,
+) -> dict[str, float]:
+    """One optimizer step of the actor. `is_first`: of its rollout, so that the ratio is known.
+
+    `inspect_dir` gets the batch of a third non-finite step in a row, which ends the run.
+    """
+    row, settings = rules.row_of(config), config.algorithm.model_dump()
+    custom = loaded(config.algorithm, "custom_loss_path")
+    moved = not is_first or config.algorithm.use_rollout_logprobs
+    bounded = row.bounds and custom is None
+    temperature = config.rollout.rollout_temperature
+    bounds = whole_bounds(actor, batch, row, settings, temperature) if bounded and moved else None
+    loss = step_loss(row, settings, counts, bounds=bounds, custom_objective=custom)
+    trained = moving(batch) if config.update.skip_zero_advantage else batch
+    mismatch = Mismatch()
+    watched = mismatch.watching(lambda tensors: LossParts(*loss(tensors)))
+    found = actor.train_step(trained, watched, inspect_dir=inspect_dir)
+    own = bound_metrics(bounds, row) if bounded else {}
+    metrics = _named(found, "train/") | own | overlap_metric(batch, counts) | mismatch.metrics()
+    if config.update.skip_zero_advantage:
+        return {name: metrics[name] for name in metrics if name in KNOWN_WHEN_SKIPPING}
+    return metrics
+
+
+def moving(batch: list[TrainSequence]) -> list[TrainSequence]:
+    """The responses whose advantage is not 0 throughout: the others have no gradient.
+
+    At least one goes through, for a step without a gradient still moves by its momentum.
+    """
+    moved = [s for s in batch if (s.fields["advantage"] * s.fields["mask"] != 0).any()]
+    return moved or batch[:1]
+
+
+def critic_step(
+    critic: Critic, batch: list[TrainSequence], config: Config, counts: StepCounts
+) -> dict[str, float]:
+    """One optimizer step of the critic."""
+    settings = config.algorithm.model_dump()
+    loss = critic_loss(rules.row_of(config), settings, counts)
+    found = critic.train_step(batch, lambda tensors: LossParts(*loss(tensors)))
+    return _named(found, "train/critic-")
+
+
+def overlap_metric(batch: list[TrainSequence], counts: StepCounts) -> dict[str, float]:
+    """Mean over valid tokens of the overlap with the teacher's likeliest tokens, if it is known."""
+    if "top_k_overlap" not in batch[0].fields:
+        return {}
+    total = sum(float((s.fields["top_k_overlap"] * s.fields["mask"]).sum()) for s in batch)
+    return {"train/opd_topk_overlap": total / counts.num_tokens}
 
 
 def whole_bounds(
@@ -94,53 +170,52 @@ def whole_bounds(
     return step_bounds(row, settings, {**fields, "logp_BT": logp_N})
 
 
-def needs_old_logp(config: Config, groups: list[list[TrainSequence]]) -> bool:
-    """Whether old_logp is asked for, and no stage before this one has computed it."""
-    return "old_logp" in rules.scores_needed(config) and "old_logp" not in groups[0][0].fields
-
-
-def with_old_logp(
-    actor: Actor, groups: list[list[TrainSequence]], temperature: float
-) -> list[list[TrainSequence]]:
-    """The sequences with the log-probabilities of the weights that this update starts from."""
-    sequences = [sequence for group in groups for sequence in group]
-    scored = iter(actor.logp(sequences, temperature))
-    return [
-        [replace(s, fields={**s.fields, "old_logp": next(scored)}) for s in group]
-        for group in groups
-    ]
-
-
 def training_groups(run: Run, step: int, config: Config) -> list[list[TrainSequence]]:
-    """A rollout's groups of responses with their advantages, in the order of sample_id.
+    """A rollout's groups of responses with all that the losses read, in the order of sample_id.
 
     Responses without an advantage (dropped groups) are left out.
     """
-    prompt = rows(run.table(step, "rollout", "prompts"))
     response = rows(run.table(step, "rollout", "responses"))
     advantage = rows(run.table(step, "advantage", "advantages"))
-    prompt_of = dict(zip(prompt.group_id.tolist(), prompt.prompt_tokens, strict=True))
     place_of = {sample_id: place for place, sample_id in enumerate(advantage.sample_id.tolist())}
     lists = {
         "mask": counted_masks(response, config.algorithm),
         "rollout_logp": response.rollout_logp,
         **score_lists(run, step),
     }
+    if "value" in lists:
+        lists["old_value"] = lists.pop("value")  # `value` is what the critic says in training
     groups: dict[int, list[TrainSequence]] = {}
-    for place, sample_id in enumerate(response.sample_id.tolist()):
-        if sample_id not in place_of:
+    for place, sequence in enumerate(response_sequences(run, step)):
+        if sequence.sample_id not in place_of:
             continue
-        group, tokens_T = int(response.group_id[place]), response.tokens[place]
         fields = {name: values[place].astype(np.float32) for name, values in lists.items()}
-        fields["advantage"] = token_advantage(advantage, place_of[sample_id], len(tokens_T))
-        sequence = TrainSequence(
+        row = place_of[sequence.sample_id]
+        fields["advantage"] = token_advantage(advantage, row, sequence.response_len)
+        if advantage.token_return[row] is not None:
+            fields["return"] = advantage.token_return[row].astype(np.float32)
+        group = groups.setdefault(int(response.group_id[place]), [])
+        group.append(replace(sequence, fields=fields))
+    return list(groups.values())
+
+
+def response_sequences(run: Run, step: int) -> list[TrainSequence]:
+    """Prompt and response tokens of a rollout, in the order of sample_id, without fields."""
+    prompt = rows(run.table(step, "rollout", "prompts"))
+    response = rows(run.table(step, "rollout", "responses"))
+    prompt_of = dict(zip(prompt.group_id.tolist(), prompt.prompt_tokens, strict=True))
+    triples = zip(
+        response.sample_id.tolist(), response.group_id.tolist(), response.tokens, strict=True
+    )
+    return [
+        TrainSequence(
             sample_id=sample_id,
             tokens=np.concatenate([prompt_of[group], tokens_T]).astype(np.int64),
             response_len=len(tokens_T),
-            fields=fields,
+            fields={},
         )
-        groups.setdefault(group, []).append(sequence)
-    return list(groups.values())
+        for sample_id, group, tokens_T in triples
+    ]
 
 
 def token_advantage(advantage: SimpleNamespace, place: int, length: int) -> np.ndarray:
@@ -158,9 +233,10 @@ def group_order(seed: int, step: int, num_groups: int) -> np.ndarray:
     return np.argsort(draws, kind="stable")
 
 
-def _named(found: dict[str, float]) -> dict[str, float]:
+def _named(found: dict[str, float], prefix: str) -> dict[str, float]:
     """The trainer's own numbers under the names of the metrics table."""
-    own = {"grad_norm": "train/grad_norm", "lr": "train/lr"}
-    named = {own.get(name, name): value for name, value in found.items()}
-    named.pop("loss")  # train/loss is the same number
-    return named
+    own = {"grad_norm", "lr"}
+    named = {prefix + name if name in own else name: value for name, value in found.items()}
+    skipped = named.pop("skipped_steps")
+    named.pop("loss")  # train/loss, or the critic's value_loss, is the same number
+    return named | ({"train/skipped_steps": skipped} if prefix == "train/" else {})

@@ -14,6 +14,9 @@ from pathlib import Path
 
 from relax.errors import ArtifactError
 
+PROBE_BYTES = 2**20
+"""A disk that refuses so little is full."""
+
 
 def write_file(path: Path, write: Callable[[Path], None]) -> None:
     """Let `write` make the file `path`, then force it to the disk."""
@@ -98,7 +101,7 @@ def _refusal(directory: Path) -> str | None:
     """Ask the disk itself: torch and safetensors do not tell why their writing failed."""
     probe = directory / ".probe"
     try:
-        probe.write_bytes(bytes(4096))
+        probe.write_bytes(bytes(PROBE_BYTES))
         fsync_file(probe)
     except OSError as error:
         return _full(error)

@@ -164,8 +164,9 @@ class Run:
         sweep(self.root, winner)
         if winner.policy is None:
             return
-        keep = self._kept_checkpoints(winner.step + 1)
-        for kind, kept in ((CHECKPOINTS, keep), (POLICIES, keep | {winner.step, winner.step + 1})):
+        keep, new = self._kept_checkpoints(winner.step + 1), winner.step + 1
+        in_use = {new - 1, new, self.config.reference_version(new)}
+        for kind, kept in ((CHECKPOINTS, keep), (POLICIES, keep | in_use)):
             for folder in (self.root / kind).glob("[0-9]*"):
                 if int(folder.name[:6]) <= winner.step and int(folder.name[:6]) not in kept:
                     disk.remove_tree(folder)
@@ -222,16 +223,20 @@ def _refuse_other_run(run: Run, config: Config, sources: dict[str, str]) -> None
     before, after = _keyed(run.config), _keyed(config)
     keyed = {name for name in before if before[name] != after[name]}
     lines = [line for line in changed(run.config, config) if _is_keyed(line, keyed, run.config)]
-    shared = run.sources.keys() & sources.keys()
-    lines += [
-        f"content of {line}"
-        for line in differences(*({n: s[n] for n in shared} for s in (run.sources, sources)))
-    ]
+    lines += [f"content of {line}" for line in differences(*_comparable(run.sources, sources))]
     if lines:
         raise ConfigError(
             f"{run.root}: a run with other settings: {'; '.join(lines)}; "
             "give another --run-dir, or the settings it was made with"
         )
+
+
+def _comparable(old: dict[str, str], new: dict[str, str]) -> tuple[dict, dict]:
+    """Sources of two calls, less held-out prompts where only one call evaluates."""
+    alone = {"eval_prompts"} & (old.keys() ^ new.keys())
+    return {n: h for n, h in old.items() if n not in alone}, {
+        n: h for n, h in new.items() if n not in alone
+    }
 
 
 def _keyed(config: Config) -> dict[str, dict[str, Any]]:

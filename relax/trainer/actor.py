@@ -36,3 +36,9 @@ class Actor(Learner):
     def logp(self, sequences: Sequence[TrainSequence], temperature: float) -> list[np.ndarray]:
         """Log-probabilities of every response, float32 [response_len] each, on every rank."""
         return self._model.rows(sequences, "logp", temperature)
+
+    def top_words(
+        self, sequences: Sequence[TrainSequence], num_top: int, temperature: float
+    ) -> list[np.ndarray]:
+        """The num_top likeliest words of every response token: int64 [response_len, num_top]."""
+        return [words for words, _ in self._model.top_words(sequences, num_top, temperature)]

@@ -44,7 +44,7 @@ class ValueHead(nn.Module):
 
     def forward(self, hidden_NH: Tensor) -> tuple[Tensor]:
         """value_N, float32."""
-        return ((hidden_NH @ self.weight.T).float().squeeze(-1),)
+        return ((hidden_NH @ self.weight[0]).float(),)
 
 
 class SequenceModel(nn.Module):

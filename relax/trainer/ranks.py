@@ -12,7 +12,7 @@ from torch._C._distributed_c10d import FileStore, HashStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from relax.errors import ConfigError
-from relax.trainer.device import backend, device_type
+from relax.trainer.device import backend, device_type, take_device
 
 Thing = TypeVar("Thing")
 
@@ -25,6 +25,7 @@ def joined(rank: int, num_ranks: int, store_path: Path, timeout_s: float) -> Ite
     raise: nothing hangs. The group is left explicitly: left to the interpreter's exit, gloo's
     threads abort one process in a few (seen with torch 2.13).
     """
+    take_device(rank)
     timeout = timedelta(seconds=timeout_s)
     store = FileStore(str(store_path), num_ranks)
     store.set_timeout(timeout)

@@ -22,8 +22,18 @@ def test_group_normalized_golden():
     reward_B = torch.tensor([1.0, 0, 0, 0, 1, 0, 0.2, 0.5, 0.9, 0.4])
     close(
         advantages.group_normalized(reward_B, groups(4, 2, 4)),
-        [1.499997, -0.499999, -0.499999, -0.499999, 0.70710578, -0.70710578]
-        + [-1.01904587, 0, 1.35872783, -0.33968196],
+        [
+            1.499997,
+            -0.499999,
+            -0.499999,
+            -0.499999,
+            0.70710578,
+            -0.70710578,
+            -1.01904587,
+            0,
+            1.35872783,
+            -0.33968196,
+        ],
         atol=1e-7,
     )
     centred_B = advantages.group_normalized(reward_B, groups(4, 2, 4), std_normalization=False)
@@ -120,9 +130,7 @@ def test_gae_skips_masked_positions():
     mask_BT = torch.tensor([[False, True, False, True, True, False]])
     reward_BT = torch.tensor([[NAN, 1.0, INF, 0, 0.5, NAN]])
     value_BT = torch.tensor([[INF, 0.1, NAN, 0.2, 0.3, 5.0]])
-    advantage_BT, return_BT = advantages.gae(
-        reward_BT, value_BT, mask_BT, gamma=0.99, lambd=0.95
-    )
+    advantage_BT, return_BT = advantages.gae(reward_BT, value_BT, mask_BT, gamma=0.99, lambd=0.95)
     close(advantage_BT, [[0, 1.36613655, 0, 0.2851, 0.2, 0]])
     close(return_BT, [[0, 1.46613655, 0, 0.4851, 0.5, 0]])
 

@@ -21,9 +21,7 @@ def test_tis_golden():
 
 
 def test_icepop_golden():
-    found_BT = corrections.icepop_weight(
-        GAPS_BT, ZEROS_BT, ONES_BT, tis_clip_low=0.5, tis_clip=2.0
-    )
+    found_BT = corrections.icepop_weight(GAPS_BT, ZEROS_BT, ONES_BT, tis_clip_low=0.5, tis_clip=2.0)
     close(found_BT, [[0, 1, 1.64872127, 0]])
     ends_BT = corrections.icepop_weight(ZEROS_BT, ZEROS_BT, ONES_BT, tis_clip_low=1.0, tis_clip=1.0)
     assert ends_BT.tolist() == [[1, 1, 1, 1]]

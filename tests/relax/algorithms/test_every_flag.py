@@ -45,11 +45,15 @@ CHANGES = {
     "opd_kl_coef": ("grpo", OPD, 0.5),
     "opd_only_reward": ("grpo", OPD, True),
 }
-ELSEWHERE = {  # in the tests of the stages, of the rules and of docs/adding_an_algorithm.md
+ELSEWHERE = {  # in the tests of stages and flows, of the rules and of docs/adding_an_algorithm.md
     "advantage_estimator",
     "num_critic_only_steps",
+    "ref_update_interval",
+    "opd_log_prob_top_k",
     "drop_incomplete_groups",
     "mask_truncated",
+    "opd_log_prob_top_k",
+    "ref_update_interval",
     "custom_advantage_path",
     "custom_loss_path",
     "custom_reward_post_process_path",
