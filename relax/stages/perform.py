@@ -8,8 +8,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from relax.stages import STAGES
 from relax.stages.keys import done, key_parts
+from relax.stages.rounds import row_of
 from relax.store import Manifest, Output, Run
 from relax.trainer.numerics import make_deterministic
 
@@ -47,7 +47,7 @@ def perform(run_dir: str, step: int, name: str, attempt: str, warm: Warm | None 
     manifest = done(run, step, name)
     if manifest is not None:
         return manifest
-    stage, start = STAGES[name], time.perf_counter()
+    stage, start = row_of(run, step, name), time.perf_counter()
     output = Output(run.root, step, name, attempt=attempt, key_parts=key_parts(run, step, stage))
     make_deterministic(run.config.run.num_threads)
     output.measure("started", time.time())

@@ -25,6 +25,7 @@ from relax.config import Config
 from relax.stages.advantage import loaded
 from relax.stages.columns import counted_masks, score_lists
 from relax.stages.metrics import metric_table
+from relax.stages.mismatch import Mismatch, warn
 from relax.stages.perform import Inputs, Warm
 from relax.stages.training import Learners, Metrics, train_and_publish, trainer_options
 from relax.store import Output, Run, rows
@@ -60,6 +61,7 @@ def run(config: Config, inputs: Inputs, output: Output, warm: Warm) -> None:
 
     metrics = train_and_publish(inputs, output, warm, options=options, train=train)
     output.write("metrics", metric_table(metrics))
+    warn(output, inputs.step, metrics[0], config.rollout.rollout_mismatch_warning)
     output.measure("seconds/train", seconds[-1])
     for name, value in timing.items():
         output.measure(f"trainer/{name}", value)
@@ -121,11 +123,11 @@ def actor_step(
     bounds = whole_bounds(actor, batch, row, settings, temperature) if bounded and moved else None
     loss = step_loss(row, settings, counts, bounds=bounds, custom_objective=custom)
     trained = moving(batch) if config.update.skip_zero_advantage else batch
-    found = actor.train_step(
-        trained, lambda tensors: LossParts(*loss(tensors)), inspect_dir=inspect_dir
-    )
+    mismatch = Mismatch()
+    watched = mismatch.watching(lambda tensors: LossParts(*loss(tensors)))
+    found = actor.train_step(trained, watched, inspect_dir=inspect_dir)
     own = bound_metrics(bounds, row) if bounded else {}
-    metrics = _named(found, "train/") | own | overlap_metric(batch, counts)
+    metrics = _named(found, "train/") | own | overlap_metric(batch, counts) | mismatch.metrics()
     if config.update.skip_zero_advantage:
         return {name: metrics[name] for name in metrics if name in KNOWN_WHEN_SKIPPING}
     return metrics
