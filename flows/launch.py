@@ -29,5 +29,13 @@ def launch(
         session.interruptible(),
         progress,
     ):
+        session.plan = planned(steps, session)
         steps(session, do)
     progress.summary(session.run.root)
+
+
+def planned(steps: Callable[[Any, Do], None], session: Any) -> dict[int, list[str]]:
+    """The stages of each step in the order in which the flow's own loop asks for them."""
+    plan: dict[int, list[str]] = {}
+    steps(session, lambda _, step, stage: plan.setdefault(step, []).append(stage))
+    return plan

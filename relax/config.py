@@ -7,9 +7,10 @@ A section is named after the stage that reads it. Field names are unique over th
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 PositiveInt = Annotated[int, Field(gt=0)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
@@ -284,10 +285,79 @@ class PlacementSection(Section):
     """Placement of `advantage`."""
     update_placement: Placement | None = unkeyed(None)
     """Placement of `update` (and `sft`)."""
-    executor: Literal["local"] = unkeyed("local")
-    """What runs a job: `local` processes of this machine."""
+    executor: Literal["local", "slurm", "debug"] = unkeyed("local")
+    """What runs a job: `slurm`, `local` processes of this machine, `debug` the flow's process."""
     job_timeout_min: PositiveInt = unkeyed(60)
-    """Time limit of a job, in minutes."""
+    """Time limit of a job whose stage names no allocation, in minutes."""
+
+
+class Allocation(Section):
+    """What one kind of job asks of SLURM."""
+
+    partition: str = ""
+    """Partition; empty: the cluster's default."""
+    account: str = ""
+    """Account that is charged."""
+    qos: str = ""
+    """Quality of service."""
+    constraint: str = ""
+    """Features that nodes must have."""
+    reservation: str = ""
+    """Reservation to run in."""
+    exclude: str = ""
+    """Nodes to keep away from."""
+    nodes: PositiveInt = 1
+    """Nodes."""
+    tasks_per_node: PositiveInt = 1
+    """Ranks on each node: one per GPU for the trainer."""
+    gpus_per_node: NonNegativeInt = 0
+    """GPUs on each node."""
+    cpus_per_task: PositiveInt = 1
+    """CPUs of each rank; a job that gets fewer fails at its start."""
+    mem_gb: NonNegative = 0.0
+    """Memory of each node in GB; 0: the partition's default."""
+    minutes: PositiveInt = 60
+    """Time limit."""
+    extra: dict[str, str | int] = {}
+    """Any other option of sbatch by its long name."""
+
+
+def _from_json(value: Any) -> Any:
+    """A flag gives the table as JSON."""
+    return json.loads(value) if isinstance(value, str) else value
+
+
+class SlurmSection(Section):
+    """The cluster: what jobs ask for, and the site they run at."""
+
+    site: str = unkeyed("")
+    """Site profile: a TOML file with modules, container, caches and interfaces of one cluster."""
+    python: str = unkeyed("")
+    """Command that starts Python on a node; empty: the site's, else the flow's own interpreter."""
+    allocations: Annotated[dict[str, Allocation], BeforeValidator(_from_json)] = unkeyed({})
+    """Allocations by name: tables [slurm.allocations.NAME]; as a flag, JSON."""
+    rollout_allocation: str = unkeyed("")
+    """Allocation of `rollout` (and `evaluate`); consecutive stages of one share a job."""
+    reward_allocation: str = unkeyed("")
+    """Allocation of `reward`; empty: a job of its own with one CPU."""
+    advantage_allocation: str = unkeyed("")
+    """Allocation of `advantage`."""
+    update_allocation: str = unkeyed("")
+    """Allocation of `score` and `update` (and `sft`)."""
+    detach: bool = unkeyed(False)
+    """Leave jobs running when the flow is cancelled; a crashed flow leaves them in any case."""
+
+    @model_validator(mode="after")
+    def _allocations_exist(self) -> SlurmSection:
+        for stage in ("rollout", "reward", "advantage", "update"):
+            name = getattr(self, f"{stage}_allocation")
+            if name and name not in self.allocations:
+                known = ", ".join(sorted(self.allocations)) or "none"
+                raise ValueError(
+                    f"slurm.{stage}_allocation = {name!r}: no such allocation; "
+                    f"[slurm.allocations] has: {known}"
+                )
+        return self
 
 
 class Config(Section):
@@ -304,6 +374,7 @@ class Config(Section):
     evaluate: EvaluateSection = EvaluateSection()
     sft: SftSection = SftSection()
     placement: PlacementSection = PlacementSection()
+    slurm: SlurmSection = SlurmSection()
 
     @property
     def responses_per_rollout(self) -> int:
@@ -321,14 +392,22 @@ class Config(Section):
 
     def placement_of(self, stage: str) -> Placement:
         """Where `stage` runs."""
-        family = {"evaluate": "rollout", "sft": "update", "score": "update"}.get(stage, stage)
         own = {
             "rollout": self.placement.rollout_placement,
             "reward": self.placement.reward_placement,
             "advantage": self.placement.advantage_placement,
             "update": self.placement.update_placement,
-        }[family]
+        }[_family(stage)]
         return own or self.placement.placement
+
+    def allocation_of(self, stage: str) -> str:
+        """Name of the allocation that `stage` runs in; empty where it has a job of its own."""
+        return {
+            "rollout": self.slurm.rollout_allocation,
+            "reward": self.slurm.reward_allocation,
+            "advantage": self.slurm.advantage_allocation,
+            "update": self.slurm.update_allocation,
+        }[_family(stage)]
 
     @model_validator(mode="after")
     def _batches_fit(self) -> Config:
@@ -348,6 +427,11 @@ class Config(Section):
                 f"n_samples_per_prompt = {group}: an optimizer step takes whole groups"
             )
         return self
+
+
+def _family(stage: str) -> str:
+    """The stage whose placement `stage` shares."""
+    return {"evaluate": "rollout", "sft": "update", "score": "update"}.get(stage, stage)
 
 
 def flag_of(field: str) -> str:

@@ -6,6 +6,7 @@ A stage's key is made of exactly what its row names; change what a stage compute
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,8 @@ class Stage:
     """Files it reads: names of Run.sources, or `policy` for the policy of its step."""
     continues: bool = False
     """Whether it goes on from the update before it."""
+    runs_on: Literal["rank 0", "every rank"] = "rank 0"
+    """Which ranks of a job compute it; the others wait."""
 
 
 STAGES: dict[str, Stage] = {
@@ -58,6 +61,7 @@ STAGES: dict[str, Stage] = {
             after=("rollout", "reward", "advantage"),
             sources=("model", "schedule"),
             continues=True,
+            runs_on="every rank",
         ),
         Stage(
             "evaluate",
@@ -73,6 +77,7 @@ STAGES: dict[str, Stage] = {
             reads=("run", "seeds", "data", "update", "sft"),
             sources=("model", "tokenizer", "prompts", "schedule"),
             continues=True,
+            runs_on="every rank",
         ),
     )
 }

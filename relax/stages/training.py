@@ -35,7 +35,7 @@ def train_and_publish(
 
     def write_checkpoint(directory: Path) -> str:
         actor.save(directory)
-        return content_hash(directory)
+        return content_hash(directory) if output.rank == 0 else ""
 
     output.publish(POLICIES, step + 1, write_policy)
     if checkpoint_due(run.config, step, output.stage):
