@@ -73,24 +73,28 @@ def judge(*, committed: bool, seen: Seen | None, now: float, started: bool) -> O
         return Done()
     if seen is None:
         return Running() if started else Queued()
-    age_s = now - seen.since
     if seen.state in WAITING:
         return _waiting(seen, started)
     if seen.state in ACTIVE:
         return Running()
     if seen.state in AGAIN:
         return Requeued(seen.reason)
+    return _ending(seen, now - seen.since, started)
+
+
+def _ending(seen: Seen, age_s: float, started: bool) -> Outcome:
+    """A state that is final once it has lasted for its grace."""
     if seen.state in PERHAPS_AGAIN:
         if age_s < REQUEUE_GRACE_S:
             return Requeued(seen.state)
-        return Failed(seen.state, f"lost to {seen.state} and not requeued")
+        return Failed(seen.state, "its nodes were lost or taken, and it was not requeued")
     if seen.state == UNKNOWN:
         if age_s < UNKNOWN_GRACE_S:
             return Running() if started else Queued()
         return Failed(UNKNOWN, "neither squeue nor sacct knows it any more")
     if age_s < COMMIT_GRACE_S:
         return Running()
-    words = ENDED.get(seen.state, f"it is {seen.state}")
+    words = ENDED.get(seen.state, "it is over")
     exit_code = f" (exit {seen.exit_code})" if seen.exit_code not in ("", "0:0") else ""
     return Failed(seen.state, f"{words}{exit_code}")
 

@@ -7,7 +7,7 @@ import shlex
 import tomllib
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from slurm.errors import JobError
 
@@ -95,7 +95,8 @@ def load_site(path: str | Path) -> Site:
         raise JobError(f"{path}: container = {tree['container']!r}; allowed: pyxis, apptainer")
     if tree.get("container") and not tree.get("image"):
         raise JobError(f"{path}: container = {tree['container']!r} needs image")
-    return Site(**{n: tuple(v) if isinstance(v, list) else v for n, v in tree.items()})
+    values: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in tree.items()}
+    return Site(**values)
 
 
 def _check_type(path: str | Path, name: str, value: object, declared: str) -> None:

@@ -59,7 +59,7 @@ class Order:
     """Directory that the job imports its code from."""
     allocation: str = ""
     """Name of the allocation, for errors."""
-    site: Site = Site()
+    site: Site = field(default_factory=Site)
     labels: Mapping[str, Any] = field(default_factory=dict)
     """Written into claim.json and job.json, by which the job is found again."""
 

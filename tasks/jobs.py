@@ -88,8 +88,14 @@ def _claim_and_submit(session: Session, step: int, stage: str) -> Job | None:
     disk.make_dir(session.jobs)
     if not records.claim(folder, dict(labels(step, stages))):
         return None
-    root, code = session.run.root, session.code
-    order = order_of(session.config, root, code, step, stages, f"job-{number}")
+    order = order_of(
+        session.config,
+        session.run.root,
+        code=session.code,
+        step=step,
+        stages=stages,
+        attempt=f"job-{number}",
+    )
     try:
         return submit(folder, order)
     except JobError as error:

@@ -50,7 +50,7 @@ def site_of(config: Config) -> Site:
 
 
 def order_of(
-    config: Config, root: Path, code: Path, step: int, stages: Sequence[str], attempt: str
+    config: Config, root: Path, *, code: Path, step: int, stages: Sequence[str], attempt: str
 ) -> Order:
     """The job of `stages` at `step` of the run in `root`."""
     call = {"run_dir": str(root), "step": step, "names": list(stages)}

@@ -79,7 +79,7 @@ class Session:
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
-        """First Ctrl-C, or TERM: stop after the stage in hand, or cancel its job. Second: at once."""
+        """First Ctrl-C or TERM: stop after the stage in hand, cancel its job. Second: at once."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return

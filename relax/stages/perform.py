@@ -60,12 +60,13 @@ def perform(run_dir: str, step: int, name: str, attempt: str, warm: Warm | None 
     """
     started = time.time()
     run, stage, warm = Run.open(run_dir), STAGES[name], warm or Warm()
-    _settle_numerics(run)
+    if stage.numerics == "torch" or _size() > 1:
+        _settle_numerics(run)
     manifest = _from_first(done(run, step, name) if _rank() == 0 else None)
     if manifest is not None:
         return manifest
     if _rank() == 0 or stage.runs_on == "every rank":
-        manifest = _compute(run, step, stage, attempt, warm, started)
+        manifest = _compute(Inputs(run, step), stage, attempt, warm, started)
     manifest = _from_first(manifest)
     assert manifest is not None
     if manifest.policy is not None:
@@ -76,10 +77,10 @@ def perform(run_dir: str, step: int, name: str, attempt: str, warm: Warm | None 
 
 
 def _compute(
-    run: Run, step: int, stage: Stage, attempt: str, warm: Warm, started: float
+    inputs: Inputs, stage: Stage, attempt: str, warm: Warm, started: float
 ) -> Manifest | None:
     """What rank 0 committed, or another attempt before it; None on the other ranks."""
-    start = time.perf_counter()
+    start, run, step = time.perf_counter(), inputs.run, inputs.step
     parts = key_parts(run, step, stage)
     together = _size() > 1 and stage.runs_on == "every rank"
     gang = {"rank": _rank(), "barrier": _barrier} if together else {}
@@ -87,7 +88,7 @@ def _compute(
     output.measure("started", started)
     output.measure("host", text=os.uname().nodename)
     output.measure("ranks", _size() if together else 1)
-    _load(stage.entry)(run.config, Inputs(run, step), output, warm)
+    _load(stage.entry)(run.config, inputs, output, warm)
     output.measure("seconds/total", time.perf_counter() - start)
     return output.commit() if output.rank == 0 else None
 
