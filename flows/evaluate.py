@@ -9,6 +9,7 @@ from prefect import flow
 from flows.launch import Do, launch
 from relax.config import Config
 from relax.flags import load_config, require
+from tasks.cancel import cancel_jobs
 from tasks.prefect_tasks import stage
 from tasks.session import Session
 
@@ -25,7 +26,7 @@ def run(config: Config, do: Do) -> None:
     launch(config, steps, do, schedule_steps=schedule_steps, last_stage="evaluate")
 
 
-@flow(name="evaluate")
+@flow(name="evaluate", on_cancellation=[cancel_jobs])
 def evaluate(config: str = "", overrides: dict[str, Any] | None = None) -> None:
     """Evaluate by the TOML file `config`, with `overrides` (setting -> value) on top."""
     run(load_config(config or None, overrides), stage)

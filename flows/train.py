@@ -9,6 +9,7 @@ from prefect import flow
 from flows.launch import Do, launch
 from relax.config import Config
 from relax.flags import load_config
+from tasks.cancel import cancel_jobs
 from tasks.prefect_tasks import stage
 from tasks.session import Session
 
@@ -41,7 +42,7 @@ def run(config: Config, do: Do) -> None:
     launch(config, steps, do, schedule_steps=schedule_steps, last_stage="update")
 
 
-@flow(name="train")
+@flow(name="train", on_cancellation=[cancel_jobs])
 def train(config: str = "", overrides: dict[str, Any] | None = None) -> None:
     """Train by the TOML file `config`, with `overrides` (setting -> value) on top."""
     run(load_config(config or None, overrides), stage)

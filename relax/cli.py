@@ -18,6 +18,7 @@ Reinforcement-learning post-training of language models as a resumable workflow.
   sft       train on prompts and labels       relax sft recipe.toml --run-dir runs/warm
   evaluate  held-out accuracy of a run        relax evaluate recipe.toml --run-dir runs/x
   sql       ask anything of a run             relax sql runs/x "SELECT * FROM steps"
+  check     ask a cluster before a run does   relax check recipe.toml --cluster --run
 
 `relax COMMAND --help` lists the settings of a command. `--debug` shows tracebacks."""
 

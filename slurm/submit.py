@@ -176,8 +176,10 @@ def script(folder: Path, order: Order) -> str:
 
     python = order.site.python_command(_own_python())
     command = f"{python} -u -m submitit.core._submit {shlex.quote(str(folder))}"
-    array = {"map_count": len(order.calls)} if len(order.calls) > 1 else {}
-    return _make_sbatch_string(command, folder, **parameters(folder, order), **array)
+    options = parameters(folder, order)
+    if len(order.calls) > 1:
+        options["map_count"] = len(order.calls)
+    return _make_sbatch_string(command, folder, **options)
 
 
 def refusal(order: Order, words: str) -> str:
