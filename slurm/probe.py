@@ -133,9 +133,7 @@ def scheduler_says(folder: Path, order: Order) -> str:
 # --- on the nodes ----------------------------------------------------------------------------
 
 
-def on_node(
-    modules: Sequence[str], folder: str, token: str, gpus: int, **given: Any
-) -> None:
+def on_node(modules: Sequence[str], folder: str, token: str, gpus: int, **given: Any) -> None:
     """Try on every rank what a stage will need; the findings go to probe-RANK.json in `folder`."""
     del given  # attempt and stop, which every target gets
     rank = int(os.environ["RANK"])

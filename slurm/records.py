@@ -101,7 +101,7 @@ def process_start(pid: int) -> int | None:
 def node_records(folder: Path) -> list[dict[str, Any]]:
     """What rank 0 wrote of each start of the job, oldest first."""
     found = [read(path) for path in sorted(folder.glob("node-*.json"))]
-    return [record for record in found if record is not None]
+    return sorted((r for r in found if r is not None), key=lambda record: record["restart"])
 
 
 def accounting(folder: Path) -> dict[str, Any] | None:
@@ -114,23 +114,33 @@ def accounting(folder: Path) -> dict[str, Any] | None:
     if job is None or "state" in job:
         return job
     nodes, outcome = node_records(folder), read(folder / OUTCOME) or {}
-    last = nodes[-1] if nodes else {}
-    started, ended = last.get("started"), last.get("ended") or outcome.get("seen")
-    run_s = sum(
-        (node.get("ended") or outcome.get("seen") or node["started"]) - node["started"]
-        for node in nodes
-    )
+    given_up = outcome.get("seen")
+    state = outcome.get("state") or _state(nodes, job["elements"])
+    over = state not in ("PENDING", "RUNNING")
+    ends = [node.get("ended") or given_up or time.time() for node in nodes]
+    run_s = sum(end - node["started"] for end, node in zip(ends, nodes, strict=True))
+    started = min((node["started"] for node in nodes), default=None)
     return job | {
         "started": started,
-        "ended": ended,
-        "queue_s": (nodes[0]["started"] if nodes else ended or time.time()) - job["submitted"],
+        "ended": max(ends, default=given_up) if over else None,
+        "queue_s": (started or given_up or time.time()) - job["submitted"],
         "run_s": run_s,
         "gpu_s": run_s * job["gpus"],
-        "restarts": max(len(nodes) - 1, 0),
-        "hosts": last.get("hosts", []),
-        "state": outcome.get("state") or last.get("state") or "PENDING",
+        "restarts": max((node["restart"] for node in nodes), default=0),
+        "hosts": sorted({host for node in nodes for host in node["hosts"]}),
+        "state": state,
         "reason": outcome.get("reason", ""),
     }
+
+
+def _state(nodes: list[dict[str, Any]], num_elements: int) -> str:
+    """What the nodes' own records say: of an array, COMPLETED once all elements are."""
+    last = {node["element"]: node["state"] for node in nodes}  # later starts come later
+    if "FAILED" in last.values():
+        return "FAILED"
+    if list(last.values()).count("COMPLETED") == num_elements:
+        return "COMPLETED"
+    return "RUNNING" if last else "PENDING"
 
 
 def settle(folder: Path, *, lingering_s: float = 5.0) -> bool:
