@@ -19,6 +19,8 @@ from typing import Any
 
 CLAIM, JOB, OUTCOME = "claim.json", "job.json", "outcome.json"
 STALE_CLAIM_S = 120.0
+PACKED_LINES = 200
+"""Lines of a log that outlive a job that ended well."""
 SUBMITTED = re.compile(r"(\d+)(?:_\d+)?_submitted\.pkl")
 
 
@@ -144,7 +146,7 @@ def _state(nodes: list[dict[str, Any]], num_elements: int) -> str:
 
 
 def settle(folder: Path, *, lingering_s: float = 5.0) -> bool:
-    """Join the records of a job that ended well, and remove what only running it needed.
+    """Pack the folder of a job that ended well into job.json, its log's end included.
 
     A job that failed keeps everything. False while the job may still use its folder.
     """
@@ -153,8 +155,10 @@ def settle(folder: Path, *, lingering_s: float = 5.0) -> bool:
         return False
     if time.time() - row["ended"] < lingering_s:
         return False
-    write(folder / JOB, row)
+    logs = [path for path in sorted(folder.iterdir()) if path.suffix in (".log", ".out")]
+    lines = [line for log in logs for line in log.read_text(errors="replace").splitlines()]
+    write(folder / JOB, row | {"log": lines[-PACKED_LINES:]})
     for path in folder.iterdir():
-        if path.name != JOB and path.suffix in (".json", ".pkl", ".sh"):
+        if path.name != JOB and path.suffix in (".json", ".pkl", ".sh", ".log", ".out"):
             path.unlink(missing_ok=True)
     return True

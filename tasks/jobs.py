@@ -96,12 +96,15 @@ def _claim_and_submit(session: Session, step: int, stage: str) -> Job | None:
         stages=stages,
         attempt=f"job-{number}",
     )
+    made = {(step, s) for s in stages if session.run.manifest(step, s) is None}
     try:
-        return submit(folder, order)
+        job = submit(folder, order)
     except JobError as error:
         refused = {"state": "REFUSED", "reason": str(error), "seen": time.time()}
         records.write(folder / records.OUTCOME, refused)
         raise
+    session.making |= made
+    return job
 
 
 def wait(session: Session, step: int, stage: str, job: Job) -> Manifest:

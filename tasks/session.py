@@ -41,6 +41,8 @@ class Session:
         """Stages of each step in their order, as the flow's loop will ask for them."""
         self.watch = Watch()
         self.stopping = threading.Event()
+        self.making: set[tuple[int, str]] = set()
+        """Stages that this flow's own jobs were submitted for: found committed, they are new."""
         self._served: list[Path] = []
         self._attempts = itertools.count(1)
 

@@ -17,7 +17,7 @@ def perform(session: Session, step: int, stage: str) -> tuple[Manifest, bool]:
     """The committed manifest of a stage, and whether it was there already."""
     session.before_stage()
     manifest = done(session.run, step, stage)
-    reused = manifest is not None
+    reused = manifest is not None and (step, stage) not in session.making
     if manifest is None:
         manifest = PLACEMENTS[session.config.placement_of(stage)](session, step, stage)
     session.report(session.run.root, manifest, reused)
