@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import itertools
 import os
 import resource
 import statistics
@@ -92,7 +93,7 @@ def gaps(run: Run, steps: int, mode: str) -> list[float]:
     """Seconds between each commit and the next stage's start, the first step left out."""
     found = []
     places = [(step, stage) for step in range(steps) for stage in ORDER]
-    for before, after in zip(places, places[1:], strict=False):
+    for before, after in itertools.pairwise(places):
         inside = before[0] == after[0]
         if after[0] == 0 or (mode == "same" and not inside):
             continue
