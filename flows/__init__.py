@@ -9,8 +9,10 @@ QUIET = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "DO_NOT_TRACK": "1",
     "PREFECT_CLI_PROMPT": "false",
-    "PREFECT_LOGGING_LEVEL": "WARNING",
+    # Errors end up in the flow run and in one line of ours; Prefect would add its traceback.
+    "PREFECT_LOGGING_LEVEL": "CRITICAL",
     "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
 }
 for _name, _value in QUIET.items():
     os.environ.setdefault(_name, _value)

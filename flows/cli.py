@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 from collections.abc import Sequence
 
-from relax.flags import build_parser, load_config, overrides_of, parse_flags
+from flows.opening import check
+from relax.algorithms.inheritance import load
+from relax.flags import build_parser, overrides_of, parse_flags
 
 ABOUT = {
     "train": "Train by reinforcement. Run the same command again to continue after anything.",
     "sft": "Train on prompts and labels (supervised), before reinforcement.",
     "evaluate": "Answer held-out prompts with the newest policy of a run.",
+}
+
+EXAMPLES = {
+    "train": "relax train recipes/gsm8k_cpu.toml --prompt-data train.jsonl "
+    "--hf-checkpoint models/m --run-dir runs/x",
+    "sft": "relax sft recipe.toml --prompt-data train.jsonl --hf-checkpoint models/m "
+    "--run-dir runs/warm",
+    "evaluate": "relax evaluate recipe.toml --run-dir runs/x --eval-prompt-data test.jsonl",
 }
 
 
@@ -32,7 +41,7 @@ def evaluate(argv: Sequence[str]) -> int:
 
 
 def _command(name: str, argv: Sequence[str]) -> int:
-    parser = build_parser(f"relax {name}", ABOUT[name])
+    parser = build_parser(f"relax {name}", ABOUT[name], EXAMPLES[name])
     parser.add_argument(
         "--no-prefect", action="store_true", help="run the same loop without Prefect"
     )
@@ -41,30 +50,27 @@ def _command(name: str, argv: Sequence[str]) -> int:
     )
     known = parse_flags(parser, argv)
     overrides = overrides_of(known)
-    config = load_config(known.config, overrides)  # faults are told before anything is started
+    config, reset = load(known.config, overrides)
+    if reset:
+        print(reset, file=sys.stderr)
     if "dry_run" in known:
         from flows.preview import preview
 
         print(preview(config, importlib.import_module(f"flows.{name}").steps))
         return 0
+    check(config)  # faults are told before anything is started
     if "no_prefect" in known:
         from tasks.stage import perform
 
         importlib.import_module(f"flows.{name}").run(config, perform)
         return 0
-    announce_server()
+    from flows.server import ensure_server
+
+    ensure_server()
     flow = getattr(importlib.import_module(f"flows.{name}"), name)
-    flow(config=known.config or "", overrides=overrides)
+    state = flow(config=known.config or "", overrides=overrides, return_state=True)
+    if state.is_cancelled():
+        print(state.message, file=sys.stderr)
+        return 130
+    state.result()  # raises what the flow raised
     return 0
-
-
-def announce_server() -> None:
-    """Say what the wait is for, where no Prefect server is given."""
-    from prefect.settings import PREFECT_API_URL
-
-    if not PREFECT_API_URL.value() and not os.environ.get("PREFECT_API_URL"):
-        print(
-            "starting a temporary Prefect server (10-30 s; PREFECT_API_URL names a lasting one, "
-            "--no-prefect does without)",
-            file=sys.stderr,
-        )

@@ -1,4 +1,4 @@
-"""`make demo`: a tiny model learns a made-up task, through the flows that every run goes through."""
+"""`make demo`: a tiny model learns a made-up task, through the flows of every run."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from flows.cli import announce_server
 from relax.analytics import open_run
 from relax.analytics.plot import plot_rewards
 from relax.data.tasks import TASKS, build_model, build_tokenizer, write_task
 from relax.store import Run
 
-WARM_UP = {"lr": 1e-3, "num_rollout": 1, "sft_steps": 30, "sft_batch_size": 32}
+WARM_UP = {"lr": 1e-3, "num_rollout": 1, "sft_steps": 20, "sft_batch_size": 32}
 REINFORCE = {
     "lr": 3e-4,
     "num_rollout": 200,
@@ -40,9 +39,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     given = parser.parse_args(argv)
     root = given.run_dir or Path("runs") / f"{given.task}-{given.seed}"
 
-    announce_server()
+    from flows.server import ensure_server
     from flows.sft import sft
     from flows.train import train
+
+    ensure_server()
 
     base = prepare(root, given.task, given.seed)
     shared = {

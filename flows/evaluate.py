@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 from prefect import flow
+from prefect.client.schemas.objects import State
 
-from flows.launch import Do, launch
+from flows.engine import cancel_run_jobs, run_in_prefect
+from flows.launch import Around, Do, launch
 from relax.config import Config
-from relax.flags import load_config, require
-from tasks.cancel import cancel_jobs
-from tasks.prefect_tasks import stage
+from relax.flags import require
 from tasks.session import Session
 
 
@@ -19,14 +20,21 @@ def steps(session: Session, do: Do) -> None:
     do(session, session.run.num_updates(), "evaluate")
 
 
-def run(config: Config, do: Do) -> None:
+def run(config: Config, do: Do, around: Around = nullcontext) -> None:
     """Evaluate; `do` runs one stage, as a Prefect task or plainly."""
     require(config, "eval_prompt_data")
     schedule_steps = config.run.num_rollout * config.optimizer_steps
-    launch(config, steps, do, schedule_steps=schedule_steps, last_stage="evaluate")
+    launch(
+        config,
+        steps,
+        do,
+        schedule_steps=schedule_steps,
+        last_stage="evaluate",
+        around=around,
+    )
 
 
-@flow(name="evaluate", on_cancellation=[cancel_jobs])
-def evaluate(config: str = "", overrides: dict[str, Any] | None = None) -> None:
+@flow(name="evaluate", on_cancellation=[cancel_run_jobs])
+def evaluate(config: str = "", overrides: dict[str, Any] | None = None) -> State | None:
     """Evaluate by the TOML file `config`, with `overrides` (setting -> value) on top."""
-    run(load_config(config or None, overrides), stage)
+    return run_in_prefect(run, config, overrides)

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
 from flows.opening import opened
 from flows.progress import Progress
+from flows.tracking import Tracker
 from relax.config import Config
+from relax.store import Manifest
 from tasks.session import Session
 
 Do = Callable[[Session, int, str], Any]
 """Runs one stage of one step: a Prefect task, or the plain function inside it."""
+Around = Callable[[Session], AbstractContextManager]
+"""What the caller holds open while the loop runs."""
 
 
 def launch(
@@ -21,13 +27,22 @@ def launch(
     *,
     schedule_steps: int,
     last_stage: str,
+    around: Around = nullcontext,
 ) -> None:
     """Run `steps` on the run of `config`. `last_stage` ends a step, for the progress display."""
     progress = Progress(config.run.num_rollout, last_stage)
+    tracker = Tracker(config.wandb, Path(config.run.run_dir).absolute(), last_stage)
+
+    def report(root: Path, manifest: Manifest, reused: bool) -> None:
+        progress.report(root, manifest, reused)
+        tracker.report(root, manifest, reused)
+
     with (
-        opened(config, schedule_steps=schedule_steps, report=progress.report) as session,
+        opened(config, schedule_steps=schedule_steps, report=report) as session,
+        tracker,
         session.interruptible(),
         progress,
+        around(session),
     ):
         session.plan = planned(steps, session)
         steps(session, do)

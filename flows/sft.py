@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 from prefect import flow
+from prefect.client.schemas.objects import State
 
-from flows.launch import Do, launch
+from flows.engine import cancel_run_jobs, run_in_prefect
+from flows.launch import Around, Do, launch
 from relax.config import Config
-from relax.flags import load_config
-from tasks.cancel import cancel_jobs
-from tasks.prefect_tasks import stage
 from tasks.session import Session
 
 
@@ -20,13 +20,20 @@ def steps(session: Session, do: Do) -> None:
         do(session, step, "sft")
 
 
-def run(config: Config, do: Do) -> None:
+def run(config: Config, do: Do, around: Around = nullcontext) -> None:
     """Train on labels; `do` runs one stage, as a Prefect task or plainly."""
     schedule_steps = config.run.num_rollout * config.sft.sft_steps
-    launch(config, steps, do, schedule_steps=schedule_steps, last_stage="sft")
+    launch(
+        config,
+        steps,
+        do,
+        schedule_steps=schedule_steps,
+        last_stage="sft",
+        around=around,
+    )
 
 
-@flow(name="sft", on_cancellation=[cancel_jobs])
-def sft(config: str = "", overrides: dict[str, Any] | None = None) -> None:
+@flow(name="sft", on_cancellation=[cancel_run_jobs])
+def sft(config: str = "", overrides: dict[str, Any] | None = None) -> State | None:
     """Train by the TOML file `config`, with `overrides` (setting -> value) on top."""
-    run(load_config(config or None, overrides), stage)
+    return run_in_prefect(run, config, overrides)

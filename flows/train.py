@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 from prefect import flow
+from prefect.client.schemas.objects import State
 
-from flows.launch import Do, launch
+from flows.engine import cancel_run_jobs, run_in_prefect
+from flows.launch import Around, Do, launch
+from relax.algorithms import rules
 from relax.config import Config
-from relax.flags import load_config
-from tasks.cancel import cancel_jobs
-from tasks.prefect_tasks import stage
 from tasks.session import Session
 
 
@@ -22,6 +23,8 @@ def steps(session: Session, do: Do) -> None:
             do(session, step, "evaluate")
         do(session, step, "rollout")
         do(session, step, "reward")
+        if rules.scores_needed(config):
+            do(session, step, "score")
         do(session, step, "advantage")
         do(session, step, "update")
     if config.evaluate.eval_prompt_data:
@@ -36,13 +39,20 @@ def evaluation_due(config: Config, step: int) -> bool:
     return step == 0 or (interval > 0 and step % interval == 0)
 
 
-def run(config: Config, do: Do) -> None:
+def run(config: Config, do: Do, around: Around = nullcontext) -> None:
     """Train; `do` runs one stage, as a Prefect task or plainly."""
     schedule_steps = config.run.num_rollout * config.optimizer_steps
-    launch(config, steps, do, schedule_steps=schedule_steps, last_stage="update")
+    launch(
+        config,
+        steps,
+        do,
+        schedule_steps=schedule_steps,
+        last_stage="update",
+        around=around,
+    )
 
 
-@flow(name="train", on_cancellation=[cancel_jobs])
-def train(config: str = "", overrides: dict[str, Any] | None = None) -> None:
+@flow(name="train", on_cancellation=[cancel_run_jobs])
+def train(config: str = "", overrides: dict[str, Any] | None = None) -> State | None:
     """Train by the TOML file `config`, with `overrides` (setting -> value) on top."""
-    run(load_config(config or None, overrides), stage)
+    return run_in_prefect(run, config, overrides)

@@ -2,27 +2,49 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import entry_points
 
+from relax import __version__
 from relax.errors import ConfigError
 
+GROUP = "relax.commands"
 Command = Callable[[Sequence[str]], int]
+
+COMMANDS = {
+    "train": "train by reinforcement; the same command continues after anything",
+    "sft": "train on prompts and labels, before reinforcement",
+    "evaluate": "held-out accuracy of a run's newest policy",
+    "check": "what a configuration will do: stages, batches, memory, disk",
+    "show": "what a run holds; one response, token by token",
+    "sql": "ask one or several runs anything",
+    "verify": "is a run on disk what its manifests say?",
+    "export": "copy a published policy out of a run",
+}
 
 USAGE = """usage: relax COMMAND ...
 
 Reinforcement-learning post-training of language models as a resumable workflow.
 
-  train     train by reinforcement            relax train recipes/gsm8k_cpu.toml --prompt-data FILE
-  sft       train on prompts and labels       relax sft recipe.toml --run-dir runs/warm
-  evaluate  held-out accuracy of a run        relax evaluate recipe.toml --run-dir runs/x
-  sql       ask anything of a run             relax sql runs/x "SELECT * FROM steps"
-  check     ask a cluster before a run does   relax check recipe.toml --cluster --run
+{commands}
 
-`relax COMMAND --help` lists the settings of a command. `--debug` shows tracebacks."""
+examples:
+  relax check recipes/gsm8k_cpu.toml --prompt-data train.jsonl
+  relax train recipes/gsm8k_cpu.toml --prompt-data train.jsonl --run-dir runs/x
+  relax sql runs/x --question reward-by-step
 
-BUILT_IN = {"sql": "relax.analytics.cli:sql"}
+relax COMMAND --help: settings and an example. --debug: tracebacks. --version
+exit code: 0 done, 1 failed, 2 wrong settings or usage, 130 stopped by Ctrl-C"""
+
+BUILT_IN = {
+    "sql": "relax.analytics.cli:sql",
+    "show": "relax.analytics.show:show",
+    "verify": "relax.analytics.verify:verify",
+    "export": "relax.analytics.verify:export",
+    "check": "relax.doctor.cli:check",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -30,19 +52,48 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in words
     words = [w for w in words if w != "--debug"]
+    if words[:1] == ["--version"]:
+        print(f"relax {__version__}")
+        return 0
+    if words[:1] == ["help"] and len(words) > 1:
+        words = [words[1], "--help"]
     if not words or words[0] in ("-h", "--help", "help"):
-        print(USAGE)
+        print(usage())
         return 0 if words else 2
     try:
-        return command(words[0])(words[1:])
-    except ValueError as error:
+        return command(subcommand(words))(words[1:])
+    except (ValueError, OSError) as error:
+        if isinstance(error, BrokenPipeError):
+            return _reader_left()
         if debug or not is_for_user(error):
             raise
         print(f"relax {words[0]}: {error}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
     except KeyboardInterrupt as stop:
+        if debug:
+            raise
         print(str(stop) or "interrupted; run the same command again to continue", file=sys.stderr)
         return 130
+
+
+def usage() -> str:
+    """What `relax --help` prints: it fits a screen."""
+    known = {*COMMANDS, "check-cluster"}
+    offered = sorted({entry.name for entry in entry_points(group=GROUP)} - known)
+    lines = [f"  {name:9} {what}" for name, what in COMMANDS.items()]
+    lines += [f"  also: {', '.join(offered)}"] if offered else []
+    return USAGE.format(commands="\n".join(lines))
+
+
+def _reader_left() -> int:
+    """`relax sql ... | head`: the reader has what it wanted; say nothing, also not at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+def subcommand(words: Sequence[str]) -> str:
+    """`check --cluster` asks SLURM, which relax itself does not know."""
+    return "check-cluster" if words[0] == "check" and "--cluster" in words else words[0]
 
 
 def command(name: str) -> Command:
@@ -54,11 +105,10 @@ def command(name: str) -> Command:
     if name in BUILT_IN:
         module, function = BUILT_IN[name].split(":")
         return getattr(import_module(module), function)
-    offered = {entry.name: entry for entry in entry_points(group="relax.commands")}
+    offered = {entry.name: entry for entry in entry_points(group=GROUP)}
     if name not in offered:
-        raise ConfigError(
-            f"no such command{nearest(name, [*BUILT_IN, *offered])}; see relax --help"
-        )
+        hint = nearest(name, [*BUILT_IN, *offered])
+        raise ConfigError(f"no such command{hint}; see relax --help")
     try:
         return offered[name].load()
     except ModuleNotFoundError as error:
@@ -70,6 +120,8 @@ def command(name: str) -> Command:
         raise
 
 
-def is_for_user(error: ValueError) -> bool:
-    """Whether an error is one of the families whose text is the whole message."""
+def is_for_user(error: Exception) -> bool:
+    """Whether an error's text is the whole message: our own families, and files of the user's."""
+    if isinstance(error, OSError):
+        return error.filename is not None
     return type(error).__name__ in ("ConfigError", "ArtifactError", "JobError")

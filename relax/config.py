@@ -7,39 +7,24 @@ A section is named after the stage that reads it. Field names are unique over th
 
 from __future__ import annotations
 
-import json
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-PositiveInt = Annotated[int, Field(gt=0)]
-NonNegativeInt = Annotated[int, Field(ge=0)]
-NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Fraction = Annotated[float, Field(ge=0, le=1)]
-Strings = Annotated[tuple[str, ...], Field(strict=False)]
-Ints = Annotated[tuple[int, ...], Field(strict=False)]
-Placement = Literal["inline", "job"]
-
-UNKEYED = {"keyed": False}
-
-
-def unkeyed(default: Any = ...) -> Any:
-    """A field that says where or how, never what: no artifact's key contains it."""
-    return Field(default, json_schema_extra=UNKEYED)  # pyright: ignore[reportArgumentType]
-
-
-class Section(BaseModel):
-    """A node of the tree: immutable, no unknown keys, no silent conversions."""
-
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True
-    )
-
-    def keyed(self) -> dict[str, Any]:
-        """The fields that decide what an artifact contains."""
-        extras = {name: f.json_schema_extra for name, f in type(self).model_fields.items()}
-        return {n: v for n, v in self.model_dump(mode="json").items() if extras[n] != UNKEYED}
+from relax.placement import PlacementSection, SlurmSection
+from relax.section import (
+    Finite,
+    Fraction,
+    Ints,
+    NonNegative,
+    NonNegativeInt,
+    Placement,
+    Positive,
+    PositiveInt,
+    Section,
+    Strings,
+    unkeyed,
+)
 
 
 class RunSection(Section):
@@ -50,7 +35,7 @@ class RunSection(Section):
     num_rollout: PositiveInt = unkeyed(100)
     """Steps to run in all (one rollout each); raise it to continue a finished run."""
     save_interval: NonNegativeInt = unkeyed(20)
-    """Checkpoint every this many steps (0: only at the end). Stages placed `job` do so each step."""
+    """Checkpoint every this many steps (0: only at the end). `job` stages: each step."""
     max_actor_ckpt_to_keep: Annotated[int, Field(ge=1)] = unkeyed(2)
     """Newest checkpoints that are kept."""
     num_threads: PositiveInt = 1
@@ -75,6 +60,10 @@ class ModelSection(Section):
     """Directory of the model that is trained, with its tokenizer."""
     ref_load: str = unkeyed("")
     """Directory of the frozen reference model for KL terms."""
+    critic_load: str = unkeyed("")
+    """Directory that the critic starts from; empty: hf_checkpoint, with a value head of zeros."""
+    opd_teacher_load: str = unkeyed("")
+    """Directory of the teacher for on-policy distillation."""
 
 
 class DataSection(Section):
@@ -127,6 +116,14 @@ class RolloutSection(Section):
     """Go on past the model's end token."""
     rollout_shard_groups: PositiveInt = 32
     """Groups sampled, and kept, together; a repeated shard has the same batch composition."""
+    max_staleness: NonNegativeInt = 0
+    """Updates by which the policy that samples may lag behind; 0: rollouts wait for updates."""
+    fully_async: bool = False
+    """Sample without end, beside the updates."""
+    hybrid: bool = False
+    """Share devices between sampling and updates by turns."""
+    partial_rollout: bool = False
+    """Break off long responses and go on with them in the next rollout."""
 
 
 class RewardSection(Section):
@@ -135,7 +132,7 @@ class RewardSection(Section):
     rm_type: str = "exact"
     """Verifier: `exact` (same text) or `math` (number after #### or in a box)."""
     custom_rm_path: str = ""
-    """Your own verifier instead: `module:function` or `file.py:function`, (response, label) -> float."""
+    """Your own, (response_text, label) -> float, as `module:function` or `file.py:function`."""
 
 
 class AlgorithmSection(Section):
@@ -159,13 +156,13 @@ class AlgorithmSection(Section):
     """Lower clip margin: the ratio is kept above 1 - eps_clip."""
     eps_clip_high: NonNegative | None = None
     """Upper clip margin; unset: the same as eps_clip."""
-    eps_clip_c: float | None = None
+    eps_clip_c: Finite | None = None
     """Dual clip: cap of the loss of negative advantages, over 1; unset: off."""
     value_clip: Positive = 0.2
     """Clip range of the critic's value."""
     num_critic_only_steps: NonNegativeInt = 0
     """Rollouts that train the critic alone at the start."""
-    entropy_coef: float = 0.0
+    entropy_coef: Finite = 0.0
     """Entropy bonus."""
     use_kl_loss: bool = False
     """Compute the KL to the reference in the loss."""
@@ -173,6 +170,8 @@ class AlgorithmSection(Section):
     """Weight of the KL in the loss."""
     kl_loss_type: Literal["k1", "k2", "k3", "low_var_kl"] | None = None
     """KL estimator in the loss; unset: the algorithm's own."""
+    ref_update_interval: NonNegativeInt = 0
+    """Make the newest policy the reference every this many steps; 0: never."""
     use_unbiased_kl: bool = False
     """Multiply the KL by the importance ratio."""
     kl_coef: NonNegative = 0.0
@@ -197,8 +196,16 @@ class AlgorithmSection(Section):
     """Upper bound of that ratio."""
     use_opsm: bool = False
     """Drop the tokens of responses with negative advantage that drifted beyond opsm_delta."""
-    opsm_delta: float = 1e-4
+    opsm_delta: Finite = 1e-4
     """Mean log-ratio at which use_opsm drops a response."""
+    use_opd: bool = False
+    """Distillation: take the gap of rollout to teacher log-probabilities off the advantage."""
+    opd_kl_coef: NonNegative = 1.0
+    """Weight of that gap."""
+    opd_only_reward: bool = False
+    """Distillation alone: the base advantage is set to 0 first."""
+    opd_log_prob_top_k: NonNegativeInt = 0
+    """Report the overlap of the k likeliest tokens of policy and teacher; 0: not."""
     use_rollout_logprobs: bool = False
     """Put the engine's log-probabilities in the place of the trainer's old ones."""
     true_on_policy_mode: bool = False
@@ -207,12 +214,12 @@ class AlgorithmSection(Section):
     """Drop groups that lack samples instead of refusing them."""
     mask_truncated: bool = False
     """Leave the tokens of truncated responses out of the loss."""
-    custom_advantage_path: str = ""
-    """Your own advantage function: `module:function` or `file.py:function`."""
-    custom_loss_path: str = ""
-    """Your own objective: `module:function` or `file.py:function`."""
-    custom_reward_post_process_path: str = ""
-    """Your own reward post-processing: `module:function` or `file.py:function`."""
+    custom_advantage_path: str = unkeyed("")
+    """Your own advantage (`module:function` or `file.py:function`)."""
+    custom_loss_path: str = unkeyed("")
+    """Your own objective (`module:function` or `file.py:function`)."""
+    custom_reward_post_process_path: str = unkeyed("")
+    """Your own change of rewards before advantages (`module:function` or `file.py:function`)."""
 
 
 class UpdateSection(Section):
@@ -228,6 +235,8 @@ class UpdateSection(Section):
     """Optimizer steps of linear warm-up."""
     weight_decay: NonNegative = 0.0
     """AdamW weight decay."""
+    critic_lr: Positive | None = None
+    """Learning rate of the critic; unset: lr."""
     adam_beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """AdamW beta 1."""
     adam_beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
@@ -240,6 +249,8 @@ class UpdateSection(Section):
     """Responses per optimizer step; unset: those of a rollout over num_steps_per_rollout."""
     num_steps_per_rollout: PositiveInt | None = None
     """Optimizer steps per rollout; unset: those of a rollout over global_batch_size, else 1."""
+    use_dynamic_global_batch_size: bool = False
+    """Let the number of responses in an optimizer step follow what a rollout brought."""
     micro_batch_size: NonNegativeInt = 0
     """Responses per micro-batch; 0: packed by max_tokens_per_gpu instead."""
     max_tokens_per_gpu: PositiveInt = 8192
@@ -272,92 +283,19 @@ class SftSection(Section):
     """Prompt-answer pairs per optimizer step."""
 
 
-class PlacementSection(Section):
-    """Where stages run: `inline` in the flow's process, `job` as a job of their own."""
+class WandbSection(Section):
+    """Logging to wandb (extra `wandb`); its key is read from WANDB_API_KEY and stored nowhere."""
 
-    placement: Placement = unkeyed("inline")
-    """Placement of every stage that has none of its own below."""
-    rollout_placement: Placement | None = unkeyed(None)
-    """Placement of `rollout` (and `evaluate`)."""
-    reward_placement: Placement | None = unkeyed(None)
-    """Placement of `reward`."""
-    advantage_placement: Placement | None = unkeyed(None)
-    """Placement of `advantage`."""
-    update_placement: Placement | None = unkeyed(None)
-    """Placement of `update` (and `sft`)."""
-    executor: Literal["local", "slurm", "debug"] = unkeyed("local")
-    """What runs a job: `slurm`, `local` processes of this machine, `debug` the flow's process."""
-    job_timeout_min: PositiveInt = unkeyed(60)
-    """Time limit of a job whose stage names no allocation, in minutes."""
-
-
-class Allocation(Section):
-    """What one kind of job asks of SLURM."""
-
-    partition: str = ""
-    """Partition; empty: the cluster's default."""
-    account: str = ""
-    """Account that is charged."""
-    qos: str = ""
-    """Quality of service."""
-    constraint: str = ""
-    """Features that nodes must have."""
-    reservation: str = ""
-    """Reservation to run in."""
-    exclude: str = ""
-    """Nodes to keep away from."""
-    nodes: PositiveInt = 1
-    """Nodes."""
-    tasks_per_node: PositiveInt = 1
-    """Ranks on each node: one per GPU for the trainer."""
-    gpus_per_node: NonNegativeInt = 0
-    """GPUs on each node."""
-    cpus_per_task: PositiveInt = 1
-    """CPUs of each rank; a job that gets fewer fails at its start."""
-    mem_gb: NonNegative = 0.0
-    """Memory of each node in GB; 0: the partition's default."""
-    minutes: PositiveInt = 60
-    """Time limit."""
-    extra: dict[str, str | int] = {}
-    """Any other option of sbatch by its long name."""
-
-
-def _from_json(value: Any) -> Any:
-    """A flag gives the table as JSON."""
-    return json.loads(value) if isinstance(value, str) else value
-
-
-class SlurmSection(Section):
-    """The cluster: what jobs ask for, and the site they run at."""
-
-    site: str = unkeyed("")
-    """Site profile: a TOML file with modules, container, caches and interfaces of one cluster."""
-    python: str = unkeyed("")
-    """Command that starts Python on a node; empty: the site's, else the flow's own interpreter."""
-    allocations: Annotated[dict[str, Allocation], BeforeValidator(_from_json)] = unkeyed({})
-    """Allocations by name: tables [slurm.allocations.NAME]; as a flag, JSON."""
-    rollout_allocation: str = unkeyed("")
-    """Allocation of `rollout` (and `evaluate`); consecutive stages of one share a job."""
-    reward_allocation: str = unkeyed("")
-    """Allocation of `reward`; empty: a job of its own with one CPU."""
-    advantage_allocation: str = unkeyed("")
-    """Allocation of `advantage`."""
-    update_allocation: str = unkeyed("")
-    """Allocation of `score` and `update` (and `sft`)."""
-    detach: bool = unkeyed(False)
-    """Leave jobs running when the flow is cancelled; a crashed flow leaves them in any case."""
-
-    @model_validator(mode="after")
-    def _allocations_exist(self) -> SlurmSection:
-        for stage in ("rollout", "reward", "advantage", "update"):
-            name = getattr(self, f"{stage}_allocation")
-            if name and name not in self.allocations:
-                known = ", ".join(sorted(self.allocations)) or "none"
-                raise ValueError(
-                    f"slurm.{stage}_allocation = {name!r}: no such allocation; "
-                    f"[slurm.allocations] has: {known}"
-                )
-        return self
+    use_wandb: bool = unkeyed(False)
+    """Log the metrics of each step to wandb."""
+    wandb_mode: Literal["online", "offline"] = unkeyed("online")
+    """`offline` needs no account: the log lies in the run directory."""
+    wandb_project: str = unkeyed("relax")
+    """Project of the wandb run."""
+    wandb_name: str = unkeyed("")
+    """Name of the wandb run; empty: that of the run directory."""
+    wandb_samples_interval: NonNegativeInt = unkeyed(20)
+    """Log a table of samples every this many steps; 0: never."""
 
 
 class Config(Section):
@@ -375,6 +313,7 @@ class Config(Section):
     sft: SftSection = SftSection()
     placement: PlacementSection = PlacementSection()
     slurm: SlurmSection = SlurmSection()
+    wandb: WandbSection = WandbSection()
 
     @property
     def responses_per_rollout(self) -> int:
@@ -390,24 +329,19 @@ class Config(Section):
             self.update.global_batch_size or self.responses_per_rollout
         )
 
+    def reference_version(self, step: int) -> int:
+        """The policy that is the reference at `step`; 0: the model of ref_load."""
+        interval = self.algorithm.ref_update_interval
+        return step // interval * interval if interval else 0
+
     def placement_of(self, stage: str) -> Placement:
         """Where `stage` runs."""
-        own = {
-            "rollout": self.placement.rollout_placement,
-            "reward": self.placement.reward_placement,
-            "advantage": self.placement.advantage_placement,
-            "update": self.placement.update_placement,
-        }[_family(stage)]
+        own: Placement | None = getattr(self.placement, f"{_family(stage)}_placement")
         return own or self.placement.placement
 
     def allocation_of(self, stage: str) -> str:
         """Name of the allocation that `stage` runs in; empty where it has a job of its own."""
-        return {
-            "rollout": self.slurm.rollout_allocation,
-            "reward": self.slurm.reward_allocation,
-            "advantage": self.slurm.advantage_allocation,
-            "update": self.slurm.update_allocation,
-        }[_family(stage)]
+        return getattr(self.slurm, f"{_family(stage)}_allocation")
 
     @model_validator(mode="after")
     def _batches_fit(self) -> Config:
@@ -441,7 +375,7 @@ def flag_of(field: str) -> str:
 
 def sections() -> dict[str, type[Section]]:
     """Section name -> its class, in the order of the tree."""
-    return {name: f.annotation for name, f in Config.model_fields.items() if f.annotation}
+    return {name: type(f.default) for name, f in Config.model_fields.items()}
 
 
 def section_of() -> dict[str, str]:

@@ -1,5 +1,6 @@
 """Functions of the user's own, named "package.module:function" or "path/file.py:function"."""
 
+import ast
 import difflib
 import hashlib
 import importlib
@@ -38,6 +39,41 @@ def load_function(path: str, *, flag: str, signature: tuple[str, ...]) -> Callab
         raise ConfigError(f"{flag} = {path!r}: no function {name!r} there{hint}")
     check_signature(function, signature, f"{flag} = {path!r}")
     return function
+
+
+def check_source(path: str, *, flag: str, signature: tuple[str, ...]) -> None:
+    """Check a function's parameters by reading its source: nothing is imported or run.
+
+    For a flow, which must not load what the user's file loads. A function that is not written as
+    a plain `def` in the file is left to load_function. Raises ConfigError like it.
+    """
+    name = split(path, flag)[1]
+    file = source_file(path, flag=flag)
+    try:
+        tree = ast.parse(file.read_text())
+    except (SyntaxError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{flag} = {path!r}: {file} is not Python: {error}") from None
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef) and node.name == name:
+            check_signature(_stand_in(node), signature, f"{flag} = {path!r}")
+
+
+def _stand_in(node: ast.FunctionDef) -> Callable[..., Any]:
+    """An empty function with the parameters of a definition; its defaults are all None."""
+    bare = ast.parse(f"def {node.name}(): pass")
+    function = bare.body[0]
+    assert isinstance(function, ast.FunctionDef)
+    function.args = node.args
+    for argument in [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]:
+        argument.annotation = None
+    for variadic in (node.args.vararg, node.args.kwarg):
+        if variadic is not None:
+            variadic.annotation = None
+    node.args.defaults = [ast.Constant(None) for _ in node.args.defaults]
+    node.args.kw_defaults = [d and ast.Constant(None) for d in node.args.kw_defaults]
+    space: dict[str, Any] = {}
+    exec(compile(ast.fix_missing_locations(bare), node.name, "exec"), space)
+    return space[node.name]
 
 
 def source_file(path: str, *, flag: str = "custom function") -> Path:

@@ -72,6 +72,8 @@ def _read_toml(path: str | Path | None) -> tuple[dict[str, Any], list[str]]:
         tree = tomllib.loads(Path(path).read_text())
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file; give the path of a TOML configuration") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not TOML: {error}") from None
     faults = []
@@ -159,14 +161,27 @@ class _Parser(argparse.ArgumentParser):
     """argparse whose errors are ConfigErrors, so that all messages leave by one door."""
 
     def error(self, message: str) -> Any:
-        raise ConfigError(f"{self.prog}: {message}; see {self.prog} --help")
+        raise ConfigError(f"{message}; see {self.prog} --help")
 
 
-def build_parser(prog: str, description: str) -> argparse.ArgumentParser:
+def command_parser(prog: str, description: str, examples: str) -> argparse.ArgumentParser:
+    """A parser for a command that asks about runs; its help ends in examples."""
+    return _Parser(
+        prog=prog,
+        description=description,
+        epilog=examples,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
+def build_parser(prog: str, description: str, example: str = "") -> argparse.ArgumentParser:
     """A parser with one flag for each field, grouped by section, helped by the field's doc."""
     parser = _Parser(
         prog=prog,
+        usage=f"{prog} [CONFIG.toml] [--setting value ...]",
         description=description,
+        epilog=example and f"example: {example}",
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=34, width=100),

@@ -1,6 +1,6 @@
 """Every Arrow column of the project: name, type, unit, meaning. No column is named anywhere else.
 
-Tables are made with `TABLE.table(column=values, ...)` and read back as attributes of the same names.
+Tables are made with `TABLE.table(column=values, ...)` and read back as attributes.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 SCHEMA_VERSION = 1
@@ -42,15 +43,13 @@ class Table:
         fields = [pa.field(c.name, c.type, nullable=c.nullable) for c in self.columns]
         return pa.schema(fields, metadata=kind)
 
-    def table(self, **columns: Sequence[Any]) -> pa.Table:
+    def table(self, **columns: Sequence[Any] | np.ndarray) -> pa.Table:
         """A table of this kind, one keyword argument a column; nullable ones may be left out."""
-        num_rows = len(next(iter(columns.values())))
+        empty = [None] * len(next(iter(columns.values())))
         unknown = columns.keys() - {c.name for c in self.columns}
         assert not unknown, f"{self.name}: unknown columns {sorted(unknown)}"
         arrays = [
-            pa.array(
-                columns.get(c.name, [None] * num_rows) if c.nullable else columns[c.name], c.type
-            )
+            pa.array(columns.get(c.name, empty) if c.nullable else columns[c.name], c.type)
             for c in self.columns
         ]
         return pa.Table.from_arrays(arrays, schema=self.schema)
@@ -85,9 +84,7 @@ RESPONSES = Table(
         Column("response", TEXT, "", "the response, special tokens left out"),
         Column("tokens", TOKENS, "token ids", "the response's tokens, end token included"),
         Column("mask", BOOLS, "", "true where the policy sampled the token and it counts"),
-        Column(
-            "rollout_logp", REALS, "nats", "log-probability of each token as the engine sampled"
-        ),
+        Column("rollout_logp", REALS, "nats", "log-probability of each token, by the engine"),
         Column("response_len", COUNT, "tokens", "valid tokens of the response"),
         Column("rollout_logp_sum", REAL, "nats", "sum of rollout_logp over valid tokens"),
         Column("finish_reason", TEXT, "", "stop: an end token or text; length: the limit"),
@@ -109,12 +106,11 @@ SCORES = Table(
     "scores",
     (
         SAMPLE,
-        Column(
-            "old_logp", REALS, "nats", "the trainer's own log-probabilities before updates", True
-        ),
+        Column("old_logp", REALS, "nats", "log-probabilities before the updates", True),
         Column("ref_logp", REALS, "nats", "log-probabilities of the reference model", True),
         Column("teacher_logp", REALS, "nats", "log-probabilities of the teacher", True),
         Column("value", REALS, "", "the critic's values", True),
+        Column("top_k_overlap", REALS, "", "share of the k likeliest tokens as the teacher", True),
     ),
 )
 
@@ -166,4 +162,92 @@ TIMING = Table(
 
 TABLES = {
     t.name: t for t in (PROMPTS, RESPONSES, REWARDS, SCORES, ADVANTAGES, EVALS, METRICS, TIMING)
+}
+
+# --- views: what `relax sql` offers over the tables above; its queries are in relax/analytics ----
+
+RUN = Column("run", TEXT, "", "name of the run's directory")
+STEP = Column("step", ID, "", "step of the run, from 0")
+STAGE = Column("stage", TEXT, "", "stage that committed it")
+
+
+def _beside(table: Table, *keys: str) -> tuple[Column, ...]:
+    """The columns of a table that is joined by `keys`."""
+    return tuple(c for c in table.columns if c.name not in keys)
+
+
+MEAN_REWARD = Column("reward", REAL, "", "mean reward, as post-processed", True)
+MEAN_RAW = Column("raw_reward", REAL, "", "mean of what the verifier gave", True)
+MEAN_LEN = Column("response_len", REAL, "tokens", "mean length of the responses")
+NUM_RESPONSES = Column("responses", ID, "", "number of responses")
+
+VIEWS = {
+    view.name: view
+    for view in (
+        Table(
+            "responses",
+            (
+                RUN,
+                STEP,
+                *RESPONSES.columns,
+                *_beside(PROMPTS, GROUP.name),
+                *_beside(REWARDS, SAMPLE.name, GROUP.name),
+                *_beside(ADVANTAGES, SAMPLE.name, GROUP.name),
+                *_beside(SCORES, SAMPLE.name),
+            ),
+        ),
+        Table(
+            "groups",
+            (
+                RUN,
+                STEP,
+                GROUP,
+                *(
+                    c
+                    for c in PROMPTS.columns
+                    if c.name in ("prompt_id", "epoch", "prompt", "label")
+                ),
+                NUM_RESPONSES,
+                MEAN_RAW,
+                MEAN_REWARD,
+                Column("reward_min", REAL, "", "lowest reward of the group", True),
+                Column("reward_max", REAL, "", "highest reward of the group", True),
+                MEAN_LEN,
+                Column("has_signal", pa.bool_(), "", "whether its rewards differ", True),
+            ),
+        ),
+        Table(
+            "steps",
+            (
+                RUN,
+                STEP,
+                Column("policy_version", COUNT, "", "oldest policy that sampled in the step"),
+                NUM_RESPONSES,
+                Column("tokens", ID, "tokens", "valid tokens of all responses"),
+                MEAN_RAW,
+                MEAN_REWARD,
+                MEAN_LEN,
+                Column("truncated", REAL, "", "share of responses that the limit cut"),
+                Column("logp", REAL, "nats", "mean log-probability of a token as sampled", True),
+            ),
+        ),
+        Table("metrics", (RUN, STEP, STAGE, *METRICS.columns)),
+        Table("timing", (RUN, STEP, STAGE, *TIMING.columns)),
+        Table("prompts", (RUN, STEP, *PROMPTS.columns)),
+        Table("evals", (RUN, STEP, *EVALS.columns)),
+        Table(
+            "jobs",
+            (
+                RUN,
+                STEP,
+                Column("stage", TEXT, "", "stage that was attempted"),
+                Column("attempt", TEXT, "", "name of the attempt"),
+                Column("job_id", TEXT, "", "SLURM job or process; empty: in the flow", True),
+                Column("committed", pa.bool_(), "", "whether this attempt made the stage"),
+                Column("host", TEXT, "", "machine it ran on", True),
+                Column("started", pa.timestamp("s"), "UTC", "when it started", True),
+                Column("seconds", REAL, "s", "how long it took", True),
+            ),
+        ),
+    )
 }

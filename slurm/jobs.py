@@ -66,10 +66,7 @@ class Job:
 
     def gave_up(self, failed: Failed, name: str) -> JobError:
         """Write down that the job failed; the error to raise, with the end of its log."""
-        records.write(
-            self.folder / records.OUTCOME,
-            {"state": failed.state, "reason": failed.reason, "seen": time.time()},
-        )
+        records.give_up(self.folder, failed.state, failed.reason)
         return JobError(
             f"{name}: job {self.job_id} is {failed.state}: {failed.reason}; "
             f"all of it in {self.folder}\n{self.last_words()}"
@@ -115,6 +112,17 @@ def attempts(jobs: Path, labels: dict[str, Any]) -> list[Path]:
         if record is not None and all(_holds(record.get(n), v) for n, v in labels.items()):
             found.append((record["claimed"], folder))
     return [folder for _, folder in sorted(found)]
+
+
+def living(jobs: Path) -> list[Job]:
+    """The jobs below `jobs` that may still run; those that ended say so in their folders."""
+    found, watch = [], Watch()
+    for folder in sorted(jobs.glob("[0-9]*")):
+        row, job = records.accounting(folder), Job.load(folder)
+        over = row is not None and row["state"] not in ("PENDING", "RUNNING", "STOPPED")
+        if job is not None and not over and job.alive(watch) is not False:
+            found.append(job)
+    return found
 
 
 def _holds(recorded: Any, value: Any) -> bool:

@@ -145,6 +145,11 @@ def _state(nodes: list[dict[str, Any]], num_elements: int) -> str:
     return "RUNNING" if last else "PENDING"
 
 
+def give_up(folder: Path, state: str, reason: str) -> None:
+    """Write down that nobody waits for a job any more, and why."""
+    write(folder / OUTCOME, {"state": state, "reason": reason, "seen": time.time()})
+
+
 def settle(folder: Path, *, lingering_s: float = 5.0) -> bool:
     """Pack the folder of a job that ended well into job.json, its log's end included.
 

@@ -1,31 +1,17 @@
-"""Prefect's cancellation runs in another process, which knows the run's directory and no more."""
+"""Cancel what a flow left running."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-from relax.config import Config
-from relax.flags import load_config
 from slurm import records
-from slurm.jobs import Job
+from slurm.jobs import living
 
 
-def cancel_jobs(flow: Any, flow_run: Any, state: Any) -> None:
-    """Hook of a cancelled flow run: end its jobs, unless the run is detached."""
-    del flow, state
-    given = flow_run.parameters
-    cancel_all(load_config(given.get("config") or None, given.get("overrides")))
-
-
-def cancel_all(config: Config) -> list[Job]:
-    """Cancel every job of the run that has not ended; those it asked to end."""
-    if config.slurm.detach:
-        return []
-    cancelled = []
-    for folder in sorted((Path(config.run.run_dir) / "jobs").glob("[0-9]*")):
-        row, job = records.accounting(folder), Job.load(folder)
-        if job is not None and (row is None or row["state"] in ("PENDING", "RUNNING")):
-            job.cancel()
-            cancelled.append(job)
-    return cancelled
+def cancel_jobs(run_dir: str) -> list[str]:
+    """Cancel every living job of the run in `run_dir`; their names."""
+    jobs = living(Path(run_dir).absolute() / "jobs")
+    for job in jobs:
+        job.cancel()
+        records.give_up(job.folder, "CANCELLED", "the flow was cancelled")
+    return [job.folder.name for job in jobs]

@@ -19,7 +19,10 @@ def snapshot(run: Run) -> Path:
     """RUN/code/<hash>, made once for each state of the code and the user's own files."""
     target = code_dir(run.root, run.config)
     if not target.exists():
-        _copy(_files(run.config), target)
+        try:
+            _copy(_files(run.config), target)
+        except OSError as error:
+            raise disk.explained(error, target) from error
     return target
 
 
@@ -54,6 +57,8 @@ def custom_paths(config: Config) -> list[str]:
 
 def _copy(files: dict[Path, Path], target: Path) -> None:
     """Whole or not at all; another flow may do the same at the same time."""
+    for leftover in target.parent.glob(".*"):  # of flows that were killed here
+        disk.remove_tree(leftover)
     scratch = target.with_name(f".{target.name}-{os.getpid()}")
     for name, path in files.items():
         disk.make_dir((scratch / name).parent)

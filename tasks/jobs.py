@@ -100,8 +100,7 @@ def _claim_and_submit(session: Session, step: int, stage: str) -> Job | None:
     try:
         job = submit(folder, order)
     except JobError as error:
-        refused = {"state": "REFUSED", "reason": str(error), "seen": time.time()}
-        records.write(folder / records.OUTCOME, refused)
+        records.give_up(folder, "REFUSED", str(error))
         raise
     session.making |= made
     return job

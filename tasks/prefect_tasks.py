@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
-from prefect.states import Completed, State
+from prefect.client.schemas.objects import State
+from prefect.states import Completed
 
 from tasks.session import Session
 from tasks.stage import perform

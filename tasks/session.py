@@ -51,12 +51,12 @@ class Session:
         return f"inline-{os.getpid()}-{int(time.time())}-{next(self._attempts)}"
 
     def before_stage(self) -> None:
-        """At every boundary: stop if asked to, leave if replaced, wait for disk space."""
+        """At every boundary: wait for disk space, stop if asked to, leave if replaced."""
+        self._wait_for_space()
         if self.stopping.is_set():
             raise Stopped(f"stopped; run the same command again to continue {self.run.root}")
         self.lease.check()
         self._settle()
-        self._wait_for_space()
 
     def served(self, job: Job) -> None:
         """A job gave what it was for: nobody asks about it again, and its folder is tidied."""

@@ -6,7 +6,6 @@ and ranks are summed, never averaged. Shapes: B responses, T response positions 
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,67 +13,233 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from relax.algorithms import objectives, reduce
+from relax.algorithms import corrections, kl, objectives
+from relax.algorithms.binding import knobs, resolve
+from relax.algorithms.masking import exp_ratio, valid
+from relax.algorithms.objectives import M2POBounds
 from relax.algorithms.table import Algorithm
 
 Batch = Mapping[str, Tensor]
 Loss = Callable[[Batch], tuple[Tensor, dict[str, Tensor]]]
+Objective = Callable[..., tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
 class StepCounts:
-    """Counts over a whole optimizer step, known before its first forward pass."""
+    """Counts over a whole optimizer step, known before its first forward pass.
+
+    num_tokens: valid ones; num_responses: all, also those without a valid token;
+    max_response_len: the limit, not the longest response.
+    """
 
     num_tokens: int
     num_responses: int
     max_response_len: int
 
 
-def knobs(function: Callable, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of `settings` that `function` takes as keyword-only arguments."""
-    parameters = inspect.signature(function).parameters.values()
-    names = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
-    return {name: settings[name] for name in names & settings.keys()}
+def step_loss(
+    row: Algorithm,
+    settings: Mapping[str, Any],
+    counts: StepCounts,
+    *,
+    bounds: M2POBounds | None = None,
+    custom_objective: Objective | None = None,
+) -> Loss:
+    """The loss function of an optimizer step: a batch of tensors in, (loss, metric sums) out.
 
-
-def step_loss(row: Algorithm, settings: Mapping[str, Any], counts: StepCounts) -> Loss:
-    """The loss function of an optimizer step: a batch of tensors in, (loss, metric sums) out."""
-    objective = getattr(objectives, row.objective)
-    given = knobs(objective, settings)
-    per_token = settings["calculate_per_token_loss"]
-    reduction = getattr(reduce, "token_mean_weights" if per_token else row.reduction)
-    weights = knobs(reduction, vars(counts))
+    loss = pg_loss - entropy_coef * entropy_loss + kl_loss_coef * kl_loss, by the row's weights.
+    Parts of micro-batches and ranks add up to the loss and the metrics of the step. `settings` are
+    those of [algorithm]; `bounds` (rows that have them) those of `step_bounds` over the whole step.
+    """
+    objective = resolve(row.objective, "objectives")
+    if custom_objective is not None:
+        objective = selected(custom_objective)
+    given = knobs(custom_objective or objective, {**settings, **margins(row, bounds)})
+    weigh = _reduction(row, settings, counts)
 
     def loss(batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        mask_BT, logp_BT = batch["mask_BT"], batch["logp_BT"]
-        old_logp_BT = batch.get("old_logp_BT", logp_BT.detach())
-        weight_BT = reduction(mask_BT, **weights)
-        pg_BT, clipped_BT = objective(logp_BT, old_logp_BT, batch["advantage_BT"], mask_BT, **given)
-        (entropy_BT,) = objectives.valid(mask_BT, batch["entropy_BT"])
-        pg_loss, entropy = (weight_BT * pg_BT).sum(), (weight_BT * entropy_BT).sum()
-        total = pg_loss - settings["entropy_coef"] * entropy
-        sums = {"train/loss": total, "train/pg_loss": pg_loss, "train/entropy_loss": entropy}
-        means = {"train/pg_clipfrac": clipped_BT.float()} | drift(batch, old_logp_BT)
+        mask_BT, logp_BT, advantage_BT = (batch[n] for n in ("mask_BT", "logp_BT", "advantage_BT"))
+        old_logp_BT = old_logp(batch, settings)
+        weight_BT = weigh(mask_BT)
+        pg_BT, clipped_BT = objective(logp_BT, old_logp_BT, advantage_BT, mask_BT, **given)
+        correction_BT, means = corrected(batch, old_logp_BT, settings)
+        (entropy_BT,) = valid(mask_BT, batch["entropy_BT"])
+        pg_loss = (weight_BT * correction_BT * pg_BT).sum()
+        entropy_loss = (weight_BT * entropy_BT).sum()
+        total = pg_loss - settings["entropy_coef"] * entropy_loss
+        sums = {"train/pg_loss": pg_loss, "train/entropy_loss": entropy_loss}
+        if settings["use_kl_loss"]:
+            sums["train/kl_loss"] = (weight_BT * reference_kl(row, batch, settings)).sum()
+            total = total + settings["kl_loss_coef"] * sums["train/kl_loss"]
+        sums["train/loss"] = total
+        means["train/pg_clipfrac"] = clipped_BT
+        tensors = (logp_BT, old_logp_BT, advantage_BT, mask_BT)
+        means["train/silenced_frac"] = silenced(objective, given, *tensors)
+        means |= drift(batch, old_logp_BT, settings)
         for name, value_BT in means.items():
-            (value_BT,) = objectives.valid(mask_BT, value_BT)
-            sums[name] = value_BT.sum() / max(counts.num_tokens, 1)
+            sums[name] = valid(mask_BT, value_BT)[0].sum() / max(counts.num_tokens, 1)
         return total, {name: value.detach() for name, value in sums.items()}
 
     return loss
 
 
-def drift(batch: Batch, old_logp_BT: Tensor) -> dict[str, Tensor]:
-    """How far the policy is from the one before the update, and from the engine's."""
-    with torch.no_grad():
+def selected(objective: Objective) -> Objective:
+    """The user's own objective, shown valid tokens only: it need not think of the others."""
+
+    def over_valid(logp_BT: Tensor, old_logp_BT: Tensor, advantage_BT: Tensor, mask_BT, **given):
+        tensors = valid(mask_BT, logp_BT, old_logp_BT, advantage_BT)
+        loss_BT, clipped_BT = objective(*tensors, mask_BT, **given)
+        return valid(mask_BT, loss_BT)[0], clipped_BT
+
+    return over_valid
+
+
+def critic_loss(row: Algorithm, settings: Mapping[str, Any], counts: StepCounts) -> Loss:
+    """The critic's loss of an optimizer step, over value_BT, old_value_BT and return_BT."""
+    objective = resolve(row.value_objective, "objectives")
+    given, weigh = knobs(objective, settings), _reduction(row, settings, counts)
+
+    def loss(batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         mask_BT = batch["mask_BT"]
-        logp_BT, old_BT, rollout_BT = objectives.valid(
-            mask_BT, batch["logp_BT"], old_logp_BT, batch["rollout_logp_BT"]
+        names = ("value_BT", "old_value_BT", "return_BT")
+        loss_BT, clipped_BT = objective(*(batch[name] for name in names), mask_BT, **given)
+        total = (weigh(mask_BT) * loss_BT).sum()
+        clipped = valid(mask_BT, clipped_BT)[0].sum() / max(counts.num_tokens, 1)
+        sums = {"train/critic-value_loss": total, "train/critic-value_clipfrac": clipped}
+        return total, {name: value.detach() for name, value in sums.items()}
+
+    return loss
+
+
+def _reduction(
+    row: Algorithm, settings: Mapping[str, Any], counts: StepCounts
+) -> Callable[[Tensor], Tensor]:
+    name = "token_mean_weights" if settings["calculate_per_token_loss"] else row.reduction
+    reduction = resolve(name, "reduce")
+    given = knobs(reduction, vars(counts))
+    return lambda mask_BT: reduction(mask_BT, **given)
+
+
+def old_logp(batch: Batch, settings: Mapping[str, Any]) -> Tensor:
+    """The log-probabilities that logp is held against.
+
+    The engine's with `use_rollout_logprobs`; the trainer's where they were computed; else, and in
+    `true_on_policy_mode`, those of this very pass, as a constant.
+    """
+    if settings["use_rollout_logprobs"]:
+        return batch["rollout_logp_BT"]
+    if settings["true_on_policy_mode"] or "old_logp_BT" not in batch:
+        return batch["logp_BT"].detach()
+    return batch["old_logp_BT"]
+
+
+def step_bounds(row: Algorithm, settings: Mapping[str, Any], batch: Batch) -> M2POBounds | None:
+    """Bounds of an optimizer step from all its tokens, None for a row that has none.
+
+    `batch` holds logp_BT of a pass without gradient over the whole step, beside the usual fields.
+    """
+    if not row.bounds:
+        return None
+    find = resolve(row.bounds, "objectives")
+    tensors = batch["logp_BT"], old_logp(batch, settings), batch["advantage_BT"], batch["mask_BT"]
+    return find(*tensors, **knobs(find, settings))
+
+
+def margins(row: Algorithm, bounds: M2POBounds | None) -> dict[str, float]:
+    """The bounds as knobs of the objective; where r is known to be 1, none are needed."""
+    if not row.bounds:
+        return {}
+    found = bounds or objectives.UNBOUNDED
+    return {"eps_low": found.eps_low, "eps_high": found.eps_high}
+
+
+def bound_metrics(bounds: M2POBounds | None, row: Algorithm) -> dict[str, float]:
+    """Metrics of a step's bounds: of the whole step, so they are not sums of parts."""
+    if not row.bounds:
+        return {}
+    found = bounds or objectives.UNBOUNDED
+    moments = {
+        "train/ppo_kl_m2_before": found.m2_before,
+        "train/ppo_kl_m2_after": found.m2_after,
+    }
+    if found.eps_high == objectives.UNBOUNDED.eps_high:
+        return moments
+    return moments | {"train/m2po_eps_low": found.eps_low, "train/m2po_eps_high": found.eps_high}
+
+
+def corrected(
+    batch: Batch, old_logp_BT: Tensor, settings: Mapping[str, Any]
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """What the policy gradient of each token is multiplied by, and per-token metrics of it."""
+    mask_BT = batch["mask_BT"]
+    factor_BT, means = (mask_BT != 0).float(), {}
+    weights = {"use_tis": corrections.tis_weight, "use_icepop": corrections.icepop_weight}
+    for weight in (function for name, function in weights.items() if settings[name]):
+        old_BT, rollout_BT = valid(mask_BT, old_logp_BT.detach(), batch["rollout_logp_BT"])
+        weight_BT, ratio_BT = (
+            weight(old_BT, rollout_BT, mask_BT, **knobs(weight, settings)),
+            exp_ratio(old_BT, rollout_BT),
         )
-        engine_BT = old_BT - rollout_BT
-        return {
-            "train/ppo_kl": old_BT - logp_BT,
-            "train/ois": objectives.exp_ratio(logp_BT, old_BT),
-            "train/train_rollout_logprob_abs_diff": engine_BT.abs(),
-            "train/mismatch_kl": -engine_BT,
-            "train/mismatch_k3_kl": objectives.exp_ratio(old_BT, rollout_BT) - 1 - engine_BT,
+        factor_BT = factor_BT * weight_BT
+        means["train/tis"] = ratio_BT
+        means["train/tis_clipfrac"] = weight_BT != ratio_BT
+        means["train/tis_abs"] = (ratio_BT - 1).abs()
+    if settings["use_opsm"]:
+        tensors = (batch["logp_BT"].detach(), old_logp_BT, batch["advantage_BT"], mask_BT)
+        keep = corrections.sequence_keep_mask
+        keep_BT = keep(*tensors, **knobs(keep, settings)) != 0
+        factor_BT = factor_BT * keep_BT
+        means["train/opsm_clipfrac"] = ~keep_BT
+    return factor_BT, means
+
+
+def reference_kl(row: Algorithm, batch: Batch, settings: Mapping[str, Any]) -> Tensor:
+    """KL to the reference of each token, by kl_loss_type or the row's own estimator."""
+    mask_BT, ratio_BT = batch["mask_BT"], None
+    if settings["use_unbiased_kl"]:
+        ratio_BT = exp_ratio(*valid(mask_BT, batch["logp_BT"], old_logp(batch, settings)))
+    return kl.estimate(
+        batch["logp_BT"],
+        batch["ref_logp_BT"],
+        settings["kl_loss_type"] or row.kl,
+        importance_ratio_BT=ratio_BT,
+        mask_BT=mask_BT,
+    )
+
+
+def silenced(objective: Objective, given: Mapping[str, Any], *tensors_BT: Tensor) -> Tensor:
+    """Where a valid token with an advantage gets no gradient at all from the objective, bool.
+
+    The tensors are the objective's: logp, old_logp, advantage and mask.
+    """
+    logp_BT, old_logp_BT, advantage_BT, mask_BT = (x.detach() for x in tensors_BT)
+    with torch.enable_grad():
+        leaf_BT = logp_BT.clone().requires_grad_()
+        loss_BT, _ = objective(leaf_BT, old_logp_BT, advantage_BT, mask_BT, **given)
+        (gradient_BT,) = torch.autograd.grad(loss_BT.sum(), leaf_BT)
+    return (mask_BT != 0) & (advantage_BT != 0) & (gradient_BT == 0)
+
+
+@torch.no_grad()
+def drift(batch: Batch, old_logp_BT: Tensor, settings: Mapping[str, Any]) -> dict[str, Tensor]:
+    """How far the policy is from the one before the update, from the engine's, from the teacher.
+
+    The engine's cannot be seen where its log-probabilities stand in for the old ones.
+    """
+    mask_BT = batch["mask_BT"]
+    logp_BT, old_BT = valid(mask_BT, batch["logp_BT"], old_logp_BT)
+    means = {"train/ppo_kl": old_BT - logp_BT, "train/ois": exp_ratio(logp_BT, old_BT)}
+    if "rollout_logp_BT" not in batch:
+        return means
+    (rollout_BT,) = valid(mask_BT, batch["rollout_logp_BT"])
+    if not settings["use_rollout_logprobs"]:
+        gap_BT = old_BT - rollout_BT
+        means |= {
+            "train/train_rollout_logprob_abs_diff": gap_BT.abs(),
+            "train/mismatch_kl": -gap_BT,
+            "train/mismatch_k3_kl": kl.estimate(rollout_BT, old_BT, "k3"),
         }
+    if settings["use_opd"]:
+        (teacher_BT,) = valid(mask_BT, batch["teacher_logp_BT"])
+        means["train/opd_kl_term"] = rollout_BT - teacher_BT
+    return means

@@ -1,107 +1,101 @@
-"""Views over all committed steps of a run, joined by keys, read-only."""
+"""DuckDB views over all committed steps of one or several runs, joined by keys, read-only."""
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 import duckdb
-import pyarrow as pa
-import pyarrow.dataset as ds
 
-from relax.schema import TABLES, TIMING
+from relax.analytics.faults import told
+from relax.analytics.tables import SEPARATE, tables
+from relax.errors import ConfigError
+from relax.schema import IDS_PER_STEP, VIEWS
 from relax.store import Run
-from relax.store.manifest import Manifest
 
-VIEWS = {
-    "prompts": "SELECT group_id // 1000000 AS step, * FROM prompts_table",
-    "responses": """
-        SELECT r.sample_id // 1000000 AS step, r.*, p.prompt_id, p.prompt, p.label, p.prompt_len,
-               w.raw_reward, w.reward, a.advantage
-        FROM responses_table r
-        JOIN prompts_table p USING (group_id)
-        LEFT JOIN rewards_table w USING (sample_id)
-        LEFT JOIN advantages_table a USING (sample_id)""",
-    "groups": """
-        SELECT step, group_id, prompt_id, any_value(prompt) AS prompt, any_value(label) AS label,
-               count(*) AS responses, avg(reward) AS reward, min(reward) AS reward_min,
-               max(reward) AS reward_max, avg(response_len) AS response_len
-        FROM responses GROUP BY step, group_id, prompt_id""",
-    "steps": """
-        SELECT step, count(*) AS responses, avg(reward) AS reward,
-               avg(response_len) AS response_len, avg(truncated::INT) AS truncated
-        FROM responses GROUP BY step""",
-    "metrics": "SELECT * FROM metrics_table",
-    "timing": "SELECT * FROM timing_table",
-    "evals": "SELECT * FROM evals_table",
+STEP_OF = f"// {IDS_PER_STEP} AS step"
+QUERIES = {
+    "prompts": f"SELECT group_id {STEP_OF}, * FROM {{prompts}}",
+    "responses": f"""
+        SELECT r.sample_id {STEP_OF}, r.*, p.* EXCLUDE (group_id)
+        FROM {{responses}} r JOIN {{prompts}} p USING (group_id)""",
+    "groups": f"""
+        SELECT p.group_id {STEP_OF}, p.group_id, p.prompt_id, p.epoch, p.prompt, p.label,
+               g.* EXCLUDE (group_id)
+        FROM {{prompts}} p JOIN (
+            SELECT group_id, count(*) AS responses, avg(raw_reward) AS raw_reward,
+                   avg(reward) AS reward, min(reward) AS reward_min, max(reward) AS reward_max,
+                   avg(response_len) AS response_len, min(reward) < max(reward) AS has_signal
+            FROM {{responses}} GROUP BY group_id
+        ) g USING (group_id)""",
+    "steps": f"""
+        SELECT sample_id {STEP_OF}, min(policy_version) AS policy_version,
+               count(*) AS responses, sum(response_len)::BIGINT AS tokens,
+               avg(raw_reward) AS raw_reward, avg(reward) AS reward,
+               avg(response_len) AS response_len, avg(truncated::INT) AS truncated,
+               sum(rollout_logp_sum) / sum(response_len) AS logp
+        FROM {{responses}} GROUP BY 1""",
+    "metrics": "SELECT * FROM {metrics}",
+    "timing": "SELECT * FROM {timing}",
+    "evals": "SELECT * EXCLUDE (stage) FROM {evals}",
+    "jobs": "SELECT * FROM {jobs}",
 }
+"""View -> its query over one run's tables; the view is that of every run, one below the other."""
+
+SAFE = """
+SET python_enable_replacements = false;
+SET enable_external_access = false;
+SET lock_configuration = true;
+"""
+"""DuckDB's own locks: no file is read or written, and nothing can undo that."""
 
 
 class OpenRun:
-    """A run opened for questions. `sql` gives a DuckDB relation: fetchall, df, arrow, show."""
+    """Runs opened for questions. `sql` gives a DuckDB relation: fetchall, df, arrow, show."""
 
-    def __init__(self, path: str | Path) -> None:
-        self.run = Run.open(path)
+    def __init__(self, *paths: str | Path) -> None:
+        self.runs = [Run.open(path) for path in paths]
         self._connection = duckdb.connect()
-        for name, source in sources(self.run).items():
-            self._connection.register(f"{name}_table", source)
-        for name, query in VIEWS.items():
-            self._connection.execute(f"CREATE VIEW {name} AS {query}")
-        self._connection.execute("SET enable_external_access=false; SET lock_configuration=true")
+        spill = str(Path(tempfile.gettempdir()) / "relax-sql")
+        self._connection.execute("SET temp_directory = ?", [spill])
+        names = run_names(self.runs)
+        for place, run in enumerate(self.runs):
+            for table, found in tables(run).items():
+                self._connection.register(f"run{place}_{table}", found)
+        for view in VIEWS:
+            self._connection.execute(f"CREATE VIEW {view} AS {_view_sql(view, names)}")
+        self._connection.execute(SAFE)
 
     def sql(self, query: str) -> duckdb.DuckDBPyRelation:
-        """The answer to a SQL query over the views."""
-        return self._connection.sql(query)
+        """The answer to a SQL query over the views; ConfigError says what is wrong with it."""
+        try:
+            answer = self._connection.sql(query)
+        except duckdb.Error as error:
+            raise ConfigError(told(error, query)) from None
+        if answer is None:
+            raise ConfigError("not a question: give a SELECT; a run is never written to")
+        return answer
 
 
-def open_run(path: str | Path) -> OpenRun:
-    """Open the run in directory `path` for questions."""
-    return OpenRun(path)
+def open_run(*paths: str | Path) -> OpenRun:
+    """Open the runs in the directories `paths` for questions."""
+    if not paths:
+        raise ConfigError("open_run: no run given; give the directory of one or more")
+    return OpenRun(*paths)
 
 
-def committed(run: Run) -> list[tuple[Path, Manifest]]:
-    """Every committed stage of a run with its directory, in the order of steps."""
-    found = []
-    for folder in sorted((run.root / "steps").glob("[0-9]*/[a-z]*")):
-        manifest = run.manifest(int(folder.parent.name), folder.name)
-        if manifest is not None:
-            found.append((folder, manifest))
-    return found
+def run_names(runs: list[Run]) -> list[str]:
+    """The name of each run's directory; whole paths where two have the same."""
+    names = [run.root.name for run in runs]
+    return names if len(set(names)) == len(names) else [str(run.root) for run in runs]
 
 
-def sources(run: Run) -> dict[str, ds.Dataset | pa.Table]:
-    """Table name -> all committed files of that kind. Kinds without a file are empty tables."""
-    files: dict[str, list[Path]] = {name: [] for name in TABLES}
-    metrics, timings = [], []
-    for folder, manifest in committed(run):
-        for name in manifest.tables:
-            files[name].append(folder / f"{name}.arrow")
-        if "metrics" in manifest.tables:
-            table = run.table(manifest.step, manifest.stage, "metrics")
-            metrics.append(_placed(table, manifest))
-        entries = zip(*manifest.timing, strict=True) if manifest.timing else ((), (), ())
-        measure, value, text = entries
-        timings.append(_placed(TIMING.table(measure=measure, value=value, text=text), manifest))
-    found: dict[str, ds.Dataset | pa.Table] = {
-        name: ds.dataset(paths, schema=TABLES[name].schema, format="ipc")
-        if paths
-        else TABLES[name].schema.empty_table()
-        for name, paths in files.items()
-        if name not in ("metrics", "timing")
-    }
-    found["metrics"] = _joined(metrics, "metrics")
-    found["timing"] = _joined(timings, "timing")
-    return found
-
-
-def _placed(table: pa.Table, manifest: Manifest) -> pa.Table:
-    """A table with the step and stage that it belongs to in front."""
-    count = table.num_rows
-    table = table.add_column(0, "stage", pa.array([manifest.stage] * count, pa.string()))
-    return table.add_column(0, "step", pa.array([manifest.step] * count, pa.int64()))
-
-
-def _joined(tables: list[pa.Table], name: str) -> pa.Table:
-    if tables:
-        return pa.concat_tables([t.replace_schema_metadata(None) for t in tables])
-    where = [pa.field("step", pa.int64()), pa.field("stage", pa.string())]
-    return pa.schema([*where, *TABLES[name].schema]).empty_table()
+def _view_sql(view: str, names: list[str]) -> str:
+    columns = ", ".join(column.name for column in VIEWS[view].columns)
+    parts = []
+    for place, name in enumerate(names):
+        sources = {t: f"run{place}_{t}" for t in ("responses", "timing", "jobs", *SEPARATE)}
+        literal = "'" + name.replace("'", "''") + "'"
+        query = QUERIES[view].format(**sources)
+        parts.append(f"SELECT {columns} FROM (SELECT {literal} AS run, * FROM ({query}))")
+    return " UNION ALL ".join(parts)

@@ -10,7 +10,7 @@ from relax.errors import ConfigError
 ENGINES = {
     "transformers": "relax.engines.embedded:TransformersEngine",
     "vllm": "relax.engines.vllm:VLLMEngine",
-    "vllm_servers": "relax.engines.external:ExternalEngine",
+    "external": "relax.engines.external:ExternalEngine",
 }
 
 __all__ = [

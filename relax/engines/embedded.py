@@ -74,8 +74,7 @@ class TransformersEngine:
         self._policy = policy
         self._config = config
         self._tokenizer = published.load_tokenizer(policy)
-        tokenizer_eos = self._tokenizer.eos_token_id if self._tokenizer is not None else None
-        self._eos_ids = published.end_token_ids(policy, tokenizer_eos)
+        self._eos_ids = published.end_token_ids(policy, self._tokenizer)
         self._model = model
 
     def sample(self, requests: Sequence[Request], params: SamplingParams) -> list[Response]:
@@ -216,10 +215,21 @@ class _Decoding:
             # Models that count positions from the mask (alibi) want to see one.
             num_keys = cache.get_seq_length() + token_BP.shape[1]
             mask_BK = torch.ones(len(token_BP), num_keys, dtype=torch.bool)
-        if mask_BK is not None:
+        if mask_BK is not None and token_BP.shape[1] == 1 and self._takes_final_mask(cache):
+            arguments["attention_mask"] = mask_BK[:, None, None, :]
+        elif mask_BK is not None:
             arguments["attention_mask"] = mask_BK.to(self._device, torch.long)
         output = self._model(input_ids=token_BP, past_key_values=cache, use_cache=True, **arguments)
         return output.logits[:, -1]
+
+    def _takes_final_mask(self, cache: DynamicCache) -> bool:
+        """Whether one boolean mask serves every layer, so that transformers need not make it."""
+        return (
+            self._model._supports_attention_backend
+            and self._model.config._attn_implementation == "sdpa"
+            and "position_ids" in self._engine._signature
+            and kv_cache.is_plain(cache)
+        )
 
     def _uniforms(self, position: int, request_B: np.ndarray) -> Tensor:
         block, column = divmod(position, choice.BLOCK)

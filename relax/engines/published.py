@@ -60,14 +60,16 @@ def context_len(config: dict[str, Any]) -> int:
     return 0
 
 
-def end_token_ids(policy: Path, tokenizer_eos: int | None) -> tuple[int, ...]:
+def end_token_ids(policy: Path, tokenizer: Any | None) -> tuple[int, ...]:
     """The model's end tokens: generation_config.json's, else config.json's; and the tokenizer's."""
     generation_path = policy / "generation_config.json"
     named = _read_json(generation_path).get("eos_token_id") if generation_path.is_file() else None
     if named is None:
         config = read_config(policy)
         named = config.get("eos_token_id", config.get("text_config", {}).get("eos_token_id"))
-    ids = [*(named if isinstance(named, list) else [named]), tokenizer_eos]
+    ids = named if isinstance(named, list) else [named]
+    if tokenizer is not None:
+        ids = [*ids, tokenizer.eos_token_id]
     return tuple(sorted({int(x) for x in ids if x is not None}))
 
 
@@ -77,7 +79,7 @@ def has_tokenizer(policy: Path) -> bool:
     return any((policy / name).is_file() for name in names)
 
 
-def load_tokenizer(policy: Path) -> Any:
+def load_tokenizer(policy: Path) -> Any | None:
     """The tokenizer published with `policy`, or None where there is none."""
     if not has_tokenizer(policy):
         return None

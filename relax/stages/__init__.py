@@ -18,12 +18,14 @@ class Stage:
     code: int
     reads: tuple[str, ...]
     """Sections of the configuration that its result depends on."""
+    writes: tuple[str, ...]
+    """Tables it writes, and `policy` where it publishes one."""
     after: tuple[str, ...] = ()
-    """Stages of the same step whose tables it reads."""
+    """Stages of the same step whose tables it reads (`score` only where there is one)."""
     sources: tuple[str, ...] = ()
     """Files it reads: names of Run.sources, or `policy` for the policy of its step."""
-    continues: bool = False
-    """Whether it goes on from the update before it."""
+    continues: str = ""
+    """The stage of the step before that it goes on from."""
     runs_on: Literal["rank 0", "every rank"] = "rank 0"
     """Which ranks of a job compute it; the others wait."""
     numerics: Literal["torch", "python"] = "torch"
@@ -38,6 +40,7 @@ STAGES: dict[str, Stage] = {
             "relax.stages.rollout:run",
             code=1,
             reads=("run", "seeds", "data", "rollout"),
+            writes=("prompts", "responses", "metrics"),
             sources=("policy", "tokenizer", "prompts"),
         ),
         Stage(
@@ -45,25 +48,40 @@ STAGES: dict[str, Stage] = {
             "relax.stages.reward:run",
             code=1,
             reads=("reward",),
+            writes=("rewards", "metrics"),
             after=("rollout",),
-            sources=("custom_rm_path",),
+            sources=("custom_rm_path", "custom_reward_post_process_path"),
             numerics="python",
+        ),
+        Stage(
+            "score",
+            "relax.stages.score:run",
+            code=1,
+            reads=("run", "seeds", "rollout", "update"),
+            writes=("scores", "metrics"),
+            after=("rollout",),
+            sources=("columns", "model", "reference", "opd_teacher_load", "critic_load"),
+            continues="update",
+            runs_on="every rank",
         ),
         Stage(
             "advantage",
             "relax.stages.advantage:run",
-            code=1,
+            code=2,
             reads=("algorithm",),
-            after=("rollout", "reward"),
+            writes=("advantages", "metrics"),
+            after=("rollout", "reward", "score"),
+            sources=("custom_advantage_path",),
         ),
         Stage(
             "update",
             "relax.stages.update:run",
-            code=1,
+            code=2,
             reads=("run", "seeds", "rollout", "algorithm", "update"),
-            after=("rollout", "reward", "advantage"),
-            sources=("model", "schedule"),
-            continues=True,
+            writes=("metrics", "policy"),
+            after=("rollout", "reward", "score", "advantage"),
+            sources=("model", "critic_load", "schedule", "custom_loss_path"),
+            continues="update",
             runs_on="every rank",
         ),
         Stage(
@@ -71,6 +89,7 @@ STAGES: dict[str, Stage] = {
             "relax.stages.evaluate:run",
             code=1,
             reads=("run", "seeds", "data", "rollout", "reward", "evaluate"),
+            writes=("evals", "metrics"),
             sources=("policy", "tokenizer", "eval_prompts", "custom_rm_path"),
         ),
         Stage(
@@ -78,8 +97,9 @@ STAGES: dict[str, Stage] = {
             "relax.stages.sft:run",
             code=1,
             reads=("run", "seeds", "data", "update", "sft"),
+            writes=("metrics", "policy"),
             sources=("model", "tokenizer", "prompts", "schedule"),
-            continues=True,
+            continues="sft",
             runs_on="every rank",
         ),
     )

@@ -1,50 +1,113 @@
-"""Advantages of a step's responses, from their rewards and groups."""
+"""Advantages of a step's responses, from their rewards, groups and scores."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from types import SimpleNamespace
+
 import numpy as np
 import torch
+from torch import Tensor
 
-from relax.algorithms import ALGORITHMS, advantages
-from relax.config import Config
+from relax.algorithms import rules
+from relax.algorithms.custom import CUSTOM_FUNCTIONS
+from relax.algorithms.metrics import advantage_metrics
+from relax.algorithms.whole_rollout import Advantages, complete_groups, compute
+from relax.config import AlgorithmSection, Config, flag_of
+from relax.custom import load_function
 from relax.errors import ArtifactError
 from relax.schema import ADVANTAGES
-from relax.stages.metrics import metric_table, zero_std_frac
+from relax.stages.columns import counted_masks, padded, score_lists
+from relax.stages.metrics import metric_table
 from relax.stages.perform import Inputs, Warm
 from relax.store import Output, rows
 
 
 def run(config: Config, inputs: Inputs, output: Output, warm: Warm) -> None:
-    """Write the table `advantages`: one scalar a response, broadcast over its tokens later."""
+    """Write the table `advantages`: a scalar a response, and per token where tokens differ."""
     del warm
+    settings, row = config.algorithm, rules.row_of(config)
     reward = rows(inputs.run.table(inputs.step, "reward", "rewards"))
-    check_groups(reward.group_id, config.rollout.n_samples_per_prompt)
-    settings = config.algorithm
-    row = ALGORITHMS[settings.advantage_estimator]
-    advantage_B = getattr(advantages, row.advantage)(
-        torch.tensor(reward.reward),
-        torch.tensor(reward.group_id),
-        std_normalization=not settings.disable_grpo_std_normalization,
-    ).numpy()
-    output.write(
-        "advantages",
-        ADVANTAGES.table(
-            sample_id=reward.sample_id, group_id=reward.group_id, advantage=advantage_B
-        ),
+    response = rows(inputs.run.table(inputs.step, "rollout", "responses"))
+    kept_B = kept(reward.group_id, config.rollout.n_samples_per_prompt, settings)
+    batch = columns(reward, response, score_lists(inputs.run, inputs.step), settings, kept_B)
+    found = compute(row, batch, settings.model_dump(), loaded(settings, "custom_advantage_path"))
+    length_B = np.array([len(tokens) for tokens in response.tokens])[kept_B]
+    ids = {"sample_id": reward.sample_id[kept_B], "group_id": reward.group_id[kept_B]}
+    output.write("advantages", advantage_table(found, batch["mask_BT"], length_B, ids))
+    metrics = advantage_metrics(
+        row,
+        found,
+        batch["mask_BT"],
+        batch["reward_B"],
+        batch["group_id_B"],
+        group_size=config.rollout.n_samples_per_prompt,
+        response_len_B=torch.tensor(length_B),
+        settings=settings.model_dump(),
     )
-    metrics = {
-        "rollout/advantages": float(advantage_B.mean(dtype=np.float64)),
-        "rollout/zero_std_frac": zero_std_frac(reward.reward, reward.group_id),
-    }
     output.write("metrics", metric_table([metrics]))
 
 
-def check_groups(group_id_B: np.ndarray, size: int) -> None:
-    """Raise ArtifactError naming a group that has not `size` samples."""
-    groups, counts = np.unique(group_id_B, return_counts=True)
-    for group, count in zip(groups, counts, strict=True):
-        if count != size:
-            raise ArtifactError(
-                f"group {group}: {count} samples, n_samples_per_prompt = {size}; "
-                "the rollout is not whole"
-            )
+def columns(
+    reward: SimpleNamespace,
+    response: SimpleNamespace,
+    scores: dict[str, list[np.ndarray]],
+    settings: AlgorithmSection,
+    kept_B: np.ndarray,
+) -> dict[str, Tensor]:
+    """The tensors that advantages are made of, of the responses kept; scores have a row each."""
+    places = np.flatnonzero(kept_B)
+    lists = {"mask": counted_masks(response, settings), "rollout_logp": response.rollout_logp}
+    padded_BT = {
+        f"{name}_BT": padded([values[i] for i in places])
+        for name, values in (lists | scores).items()
+    }
+    return {
+        "reward_B": torch.tensor(reward.reward[kept_B]),
+        "group_id_B": torch.tensor(reward.group_id[kept_B]),
+        **padded_BT,
+    }
+
+
+def loaded(settings: AlgorithmSection, name: str) -> Callable | None:
+    """The user's own function that the setting `name` names, None where it is empty."""
+    path = getattr(settings, name)
+    if not path:
+        return None
+    return load_function(path, flag=flag_of(name), signature=CUSTOM_FUNCTIONS[name])
+
+
+def kept(group_id_B: np.ndarray, size: int, settings: AlgorithmSection) -> np.ndarray:
+    """Which responses go on: all, or those of whole groups with `drop_incomplete_groups`.
+
+    Raises ArtifactError naming a group that has not `size` samples, and when none is whole.
+    """
+    whole_B = complete_groups(torch.tensor(group_id_B), size).numpy()
+    if whole_B.all():
+        return whole_B
+    if settings.drop_incomplete_groups and whole_B.any():
+        return whole_B
+    group = group_id_B[~whole_B][0]
+    raise ArtifactError(
+        f"group {group}: {(group_id_B == group).sum()} samples, n_samples_per_prompt = {size}; "
+        "the rollout is not whole; --drop-incomplete-groups goes on without such groups"
+    )
+
+
+def advantage_table(
+    found: Advantages, mask_BT: Tensor, length_B: np.ndarray, ids: dict[str, np.ndarray]
+):
+    """One row a response; lists per token only where tokens of a response may differ."""
+    advantage_BT = found.advantage_BT.numpy()
+    total_B = advantage_BT.sum(1, dtype=np.float64)
+    lists = {} if found.per_response else {"token_advantage": advantage_BT}
+    if found.return_BT is not None:
+        lists["token_return"] = found.return_BT.numpy()
+    return ADVANTAGES.table(
+        **ids,
+        advantage=(total_B / (mask_BT != 0).sum(1).clamp(min=1).numpy()).astype(np.float32),
+        **{
+            name: [row[:length] for row, length in zip(values_BT, length_B, strict=True)]
+            for name, values_BT in lists.items()
+        },
+    )

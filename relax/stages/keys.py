@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from relax.algorithms import rules
 from relax.errors import ArtifactError
 from relax.schema import SCHEMA_VERSION
 from relax.stages import STAGES, Stage
 from relax.store import Manifest, Run
 from relax.store.manifest import differences, digest
+from relax.store.run import UPDATES
 
 
 def key_parts(run: Run, step: int, stage: Stage) -> dict[str, Any]:
@@ -19,18 +21,28 @@ def key_parts(run: Run, step: int, stage: Stage) -> dict[str, Any]:
         "schema": SCHEMA_VERSION,
         "step": step,
         "config": {name: getattr(run.config, name).keyed() for name in stage.reads},
-        "inputs": {name: run.committed(step, name).content for name in stage.after},
+        "inputs": {name: run.committed(step, name).content for name in inputs_of(run, stage)},
         "sources": {name: _source(run, step, name) for name in stage.sources},
     }
     if stage.continues and step > 0:
-        before = run.committed(step - 1, stage.name)
+        before = run.committed(step - 1, stage.continues)
         parts["continues"] = {"key": before.key, "content": before.content}
     return parts
+
+
+def inputs_of(run: Run, stage: Stage) -> list[str]:
+    """The stages of the same step that `stage` reads: `score` only where something asks for it."""
+    scored = bool(rules.scores_needed(run.config))
+    return [name for name in stage.after if name != "score" or scored]
 
 
 def _source(run: Run, step: int, name: str) -> str:
     if name == "policy":
         return run.policy_hash(step)
+    if name == "columns":
+        return " ".join(sorted(rules.scores_needed(run.config)))
+    if name == "reference" and (version := run.config.reference_version(step)):
+        return run.policy_hash(version)
     if name == "schedule":
         return str(run.schedule_steps)
     return run.sources.get(name, "")
@@ -38,6 +50,12 @@ def _source(run: Run, step: int, name: str) -> str:
 
 def done(run: Run, step: int, name: str) -> Manifest | None:
     """The committed manifest if the stage is done; ArtifactError if it was done differently."""
+    for other in UPDATES:
+        if name in UPDATES and other != name and run.manifest(step, other) is not None:
+            raise ArtifactError(
+                f"{run.root}: policy {step + 1} was made by {other}; for {name} give another "
+                "--run-dir, and that policy's directory as --hf-checkpoint"
+            )
     manifest = run.manifest(step, name)
     if manifest is None:
         return None

@@ -12,7 +12,10 @@ from typing import Any
 from relax.stages import STAGES, Stage
 from relax.stages.keys import done, key_parts
 from relax.store import Manifest, Output, Run
-from relax.store.manifest import digest
+
+# Nodes have no way out, and a log is no place for progress bars. Read when transformers is loaded.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
 
 @dataclass
@@ -23,8 +26,8 @@ class Warm:
     dropped and loaded anew.
     """
 
-    actor: Any = None
-    actor_at: str = ""
+    learners: Any = None
+    learners_at: str = ""
     engine: Any = None
     engine_at: str = ""
     prompts: dict[str, Any] = field(default_factory=dict)
@@ -50,6 +53,8 @@ def perform_all(
         if _from_first(stop()):
             return False
         perform(run_dir, step, name, attempt, warm)
+    if _size() > 1:
+        importlib.import_module("relax.trainer.ranks").leave_group()
     return True
 
 
@@ -70,7 +75,7 @@ def perform(run_dir: str, step: int, name: str, attempt: str, warm: Warm | None 
     manifest = _from_first(manifest)
     assert manifest is not None
     if manifest.policy is not None:
-        warm.actor_at = manifest.identity if manifest.attempt == attempt else ""
+        warm.learners_at = manifest.identity if manifest.attempt == attempt else ""
     if _rank() == 0:
         run.tidy(manifest)
     return manifest
@@ -81,16 +86,24 @@ def _compute(
 ) -> Manifest | None:
     """What rank 0 committed, or another attempt before it; None on the other ranks."""
     start, run, step = time.perf_counter(), inputs.run, inputs.step
-    parts = key_parts(run, step, stage)
     together = _size() > 1 and stage.runs_on == "every rank"
     gang = {"rank": _rank(), "barrier": _barrier} if together else {}
-    output = Output(run.root, step, stage.name, attempt, digest(parts), parts, **gang)
+    parts = key_parts(run, step, stage)
+    output = Output(run.root, step, stage.name, attempt=attempt, key_parts=parts, **gang)
     output.measure("started", started)
     output.measure("host", text=os.uname().nodename)
     output.measure("ranks", _size() if together else 1)
-    _load(stage.entry)(run.config, inputs, output, warm)
-    output.measure("seconds/total", time.perf_counter() - start)
-    return output.commit() if output.rank == 0 else None
+    try:
+        _load(stage.entry)(run.config, inputs, output, warm)
+        output.measure("seconds/total", time.perf_counter() - start)
+        return output.commit() if output.rank == 0 else None
+    except OSError as error:
+        if output.rank:
+            raise
+        return output.yield_to_winner(error)
+    except BaseException:
+        output.discard()
+        raise
 
 
 def _settle_numerics(run: Run) -> None:

@@ -5,18 +5,22 @@ from __future__ import annotations
 import time
 
 import numpy as np
+import torch
 
-from relax.config import Config, RewardSection
+from relax.algorithms.custom import CUSTOM_FUNCTIONS
+from relax.algorithms.metrics import pass_rates
+from relax.config import AlgorithmSection, Config, RewardSection, flag_of
+from relax.custom import load_function
 from relax.errors import ArtifactError
 from relax.rewards import Verifier, verifier
 from relax.schema import REWARDS
-from relax.stages.metrics import metric_table, pass_rates
+from relax.stages.metrics import metric_table
 from relax.stages.perform import Inputs, Warm
 from relax.store import Output, rows
 
 
 def run(config: Config, inputs: Inputs, output: Output, warm: Warm) -> None:
-    """Write the table `rewards`; a reward that is not a finite number is an error naming samples."""
+    """Write the table `rewards`; one that is not a finite number is an error naming samples."""
     del warm
     response = rows(inputs.run.table(inputs.step, "rollout", "responses"))
     prompt = rows(inputs.run.table(inputs.step, "rollout", "prompts"))
@@ -31,16 +35,18 @@ def run(config: Config, inputs: Inputs, output: Output, warm: Warm) -> None:
     )
     output.measure("seconds/verify", time.perf_counter() - start)
     check_finite(reward_B, response.sample_id)
+    processed_B = post_processed(config.algorithm, reward_B, response.group_id)
+    check_finite(processed_B, response.sample_id)
     output.write(
         "rewards",
         REWARDS.table(
             sample_id=response.sample_id,
             group_id=response.group_id,
             raw_reward=reward_B,
-            reward=reward_B,
+            reward=processed_B,
         ),
     )
-    metrics = {"rollout/raw_reward": reward_B.mean(), "rollout/rewards": reward_B.mean()}
+    metrics = {"rollout/raw_reward": reward_B.mean(), "rollout/rewards": processed_B.mean()}
     size = config.rollout.n_samples_per_prompt
     output.write("metrics", metric_table([metrics | pass_rates(reward_B, response.group_id, size)]))
 
@@ -50,6 +56,25 @@ def configured_verifier(settings: RewardSection) -> Verifier:
     if settings.custom_rm_path:
         return verifier("custom", settings.custom_rm_path)
     return verifier(settings.rm_type)
+
+
+def post_processed(
+    settings: AlgorithmSection, reward_B: np.ndarray, group_id_B: np.ndarray
+) -> np.ndarray:
+    """Rewards as advantages see them: through the user's own function where one is given."""
+    name = "custom_reward_post_process_path"
+    path = settings.custom_reward_post_process_path
+    if not path:
+        return reward_B
+    process = load_function(path, flag=flag_of(name), signature=CUSTOM_FUNCTIONS[name])
+    found = process(torch.tensor(reward_B), torch.tensor(group_id_B))
+    found_B = np.asarray(found, dtype=np.float64)
+    if found_B.shape != reward_B.shape:
+        raise ArtifactError(
+            f"{flag_of(name)} = {path!r}: gave shape {found_B.shape}; one reward for each of "
+            f"{len(reward_B)} responses is needed"
+        )
+    return found_B
 
 
 def check_finite(reward_B: np.ndarray, sample_id_B: np.ndarray) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from relax.algorithms.metrics import length_metrics, repetition_frac
 from relax.config import Config, DataSection, RolloutSection
 from relax.data.order import Draw, draw
 from relax.data.prompts import Prompt, PromptSource, load_prompts, load_tokenizer
@@ -16,7 +17,7 @@ from relax.engines import open_engine
 from relax.engines.protocol import Engine, Request, Response, SamplingParams
 from relax.errors import ArtifactError
 from relax.schema import IDS_PER_STEP, PROMPTS, RESPONSES
-from relax.stages.metrics import length_metrics, metric_table
+from relax.stages.metrics import metric_table
 from relax.stages.perform import Inputs, Warm
 from relax.store import Output, Run
 from relax.trainer.publish import policy_hash
@@ -58,10 +59,10 @@ def run(config: Config, inputs: Inputs, output: Output, warm: Warm) -> None:
     texts = tokenizer.batch_decode([r.tokens for r in responses], skip_special_tokens=True)
     output.write("responses", response_table(step, size, requests, responses, texts))
     metrics = length_metrics(
-        np.array([len(r.tokens) for r in responses]),
-        np.array([r.finish_reason == "length" for r in responses]),
+        [len(r.tokens) for r in responses], [r.finish_reason == "length" for r in responses]
     )
     metrics |= {
+        "rollout/repetition_frac": repetition_frac(texts),
         "rollout/dropped_prompts": source.dropped,
         "rollout/policy_version": step,
         "rollout/staleness": 0,

@@ -12,9 +12,9 @@ from relax.data.prompts import Prompt, load_tokenizer
 from relax.stages.metrics import metric_table
 from relax.stages.perform import Inputs, Warm
 from relax.stages.rollout import prompts_for
-from relax.stages.training import Metrics, train_and_publish, trainer_options
+from relax.stages.training import Learners, Metrics, train_and_publish, trainer_options
 from relax.store import Output
-from relax.trainer.actor import Actor, LossParts, StepLoss, TrainSequence
+from relax.trainer.actor import LossParts, StepLoss, TrainSequence
 
 
 def run(config: Config, inputs: Inputs, output: Output, warm: Warm) -> None:
@@ -25,7 +25,7 @@ def run(config: Config, inputs: Inputs, output: Output, warm: Warm) -> None:
     assert isinstance(tokenizer.eos_token_id, int)
     sequences = [label_sequence(p, tokenizer) for p in prompts]
 
-    def train(actor: Actor, step: int) -> Metrics:
+    def train(learners: Learners, step: int) -> Metrics:
         metrics = []
         for place in range(step * config.sft.sft_steps, (step + 1) * config.sft.sft_steps):
             draws = draw(
@@ -36,7 +36,9 @@ def run(config: Config, inputs: Inputs, output: Output, warm: Warm) -> None:
                 shuffle=True,
             )
             batch = [sequences[d.prompt_id] for d in draws]
-            found = actor.train_step(batch, cross_entropy(sum(s.response_len for s in batch)))
+            found = learners.actor.train_step(
+                batch, cross_entropy(sum(s.response_len for s in batch))
+            )
             metrics.append(
                 {
                     "sft/loss": found["loss"],

@@ -1,11 +1,13 @@
-"""What `update` and `sft` share: the actor at a step, redo after a crash, and publishing."""
+"""What the training stages share: the learners at a step, redo after a crash, and publishing."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from relax.algorithms import rules
 from relax.config import Config
 from relax.data.rows import content_hash
 from relax.errors import ArtifactError
@@ -13,20 +15,44 @@ from relax.stages.perform import Inputs, Warm
 from relax.store import Output, Run
 from relax.store.commit import CHECKPOINTS, POLICIES
 from relax.trainer.actor import Actor, TrainerOptions, policy_hash
+from relax.trainer.critic import Critic
 
 Metrics = list[dict[str, float]]
-Train = Callable[[Actor, int], Metrics]
-"""Train the actor through one step of the run; one mapping of metrics per optimizer step."""
+
+
+@dataclass(frozen=True)
+class Learners:
+    """All that an update changes: the actor, and the critic where the algorithm has one."""
+
+    actor: Actor
+    critic: Critic | None
+
+    def save(self, directory: Path) -> None:
+        """Write a checkpoint: one directory for each of them, so that they stay in step."""
+        self.actor.save(directory / "actor")
+        if self.critic is not None:
+            self.critic.save(directory / "critic")
+
+    def restore(self, directory: Path) -> None:
+        """Continue from a checkpoint."""
+        self.actor.restore(directory / "actor")
+        if self.critic is not None:
+            self.critic.restore(directory / "critic")
+
+
+Train = Callable[[Learners, int], Metrics]
+"""Take the learners through one step of the run; one mapping of metrics per optimizer step."""
 
 
 def train_and_publish(
     inputs: Inputs, output: Output, warm: Warm, *, options: TrainerOptions, train: Train
 ) -> Metrics:
-    """Bring the actor to this step, train it, and publish its policy and checkpoint."""
+    """Bring the learners to this step, train them, and publish policy and checkpoint."""
     run, step = inputs.run, inputs.step
-    actor = _actor_before(run, step, warm, options, train)
-    warm.actor, warm.actor_at = actor, ""  # whole again only when this step is committed
-    metrics = train(actor, step)
+    learners = learners_before(run, step, warm, options, train)
+    warm.learners_at = ""  # whole again only when this step is committed
+    metrics = train(learners, step)
+    actor = learners.actor
     weights = actor.weights_hash()
 
     def write_policy(directory: Path) -> str:
@@ -34,12 +60,14 @@ def train_and_publish(
         return weights
 
     def write_checkpoint(directory: Path) -> str:
-        actor.save(directory)
+        learners.save(directory)
         return content_hash(directory) if output.rank == 0 else ""
 
     output.publish(POLICIES, step + 1, write_policy)
     if checkpoint_due(run.config, step, output.stage):
         output.publish(CHECKPOINTS, step + 1, write_checkpoint)
+    if learners.critic is not None:
+        output.notes["critic"] = learners.critic.weights_hash()
     return metrics
 
 
@@ -71,43 +99,72 @@ def checkpoint_due(config: Config, step: int, stage: str) -> bool:
     return interval > 0 and (step + 1) % interval == 0
 
 
-def _actor_before(run: Run, step: int, warm: Warm, options: TrainerOptions, train: Train) -> Actor:
-    """The actor as update `step` - 1 left it: warm, or the newest checkpoint and updates redone."""
+def learners_before(
+    run: Run, step: int, warm: Warm, options: TrainerOptions, train: Train
+) -> Learners:
+    """The learners as step - 1 left them: warm, or from the newest checkpoint.
+
+    Steps since that checkpoint are redone. They are left in `warm` for the stages that follow.
+    """
     published = run.published(step)
-    if warm.actor is not None and published is not None and warm.actor_at == published.identity:
-        return warm.actor
-    actor = Actor.load(
-        Path(run.config.model.hf_checkpoint), options, num_schedule_steps=run.schedule_steps
-    )
-    version = _restore(actor, run, step)
-    for redone in range(version, step):
-        train(actor, redone)
-        _check_redo(actor, run, redone + 1)
-    return actor
+    wanted = published.identity if published else f"start:{run.policy_hash(0)}"
+    if warm.learners is None or warm.learners_at != wanted:
+        warm.learners, warm.learners_at = None, ""
+        learners = _fresh(run, options)
+        for redone in range(_restore(learners, run, step), step):
+            train(learners, redone)
+            _check_redo(learners, run, redone + 1)
+        warm.learners, warm.learners_at = learners, wanted
+    return warm.learners
 
 
-def _restore(actor: Actor, run: Run, step: int) -> int:
+def _fresh(run: Run, options: TrainerOptions) -> Learners:
+    """The learners that the run starts with."""
+    settings, length = run.config.model, run.schedule_steps
+    actor = Actor.load(Path(settings.hf_checkpoint), options, num_schedule_steps=length)
+    if "critic" not in rules.row_of(run.config).needs:
+        return Learners(actor, None)
+    rate = run.config.update.critic_lr or run.config.update.lr
+    start = Path(settings.critic_load or settings.hf_checkpoint)
+    critic = Critic.load(start, replace(options, lr=rate), num_schedule_steps=length)
+    return Learners(actor, critic)
+
+
+def _restore(learners: Learners, run: Run, step: int) -> int:
     """Load the newest undamaged checkpoint; the policy version it stands at (0: none)."""
-    version = step
-    while found := run.newest_checkpoint(version):
-        version, path = found
-        manifest = run.published(version)
-        assert manifest is not None and manifest.checkpoint is not None
-        if content_hash(path) == manifest.checkpoint.hash:
-            actor.restore(path)
+    for version, path, published in run.checkpoints(step):
+        if content_hash(path) == published.hash:
+            learners.restore(path)
+            _check_in_step(learners, path)
             return version
         print(f"{path}: damaged; going back to the checkpoint before it", file=sys.stderr)
-        version -= 1
     return 0
 
 
-def _check_redo(actor: Actor, run: Run, version: int) -> None:
-    """A redone update must give the policy that was published; ArtifactError where it does not."""
-    if actor.weights_hash() == run.policy_hash(version):
+def _check_in_step(learners: Learners, path: Path) -> None:
+    """Actor and critic went through the same rollouts, less those that trained the critic alone."""
+    if learners.critic is None:
         return
+    actor, critic = learners.actor.step, learners.critic.step
+    if actor > critic:
+        raise ArtifactError(
+            f"{path}: the actor is at optimizer step {actor}, the critic at {critic}: "
+            "they are not of one checkpoint; restore both, or remove it to use the one before"
+        )
+
+
+def _check_redo(learners: Learners, run: Run, version: int) -> None:
+    """A redone step must give the policy that was published; ArtifactError where it does not."""
+    actor, critic = learners.actor, learners.critic
+    manifest = run.published(version)
+    assert manifest is not None
+    same_critic = critic is None or critic.weights_hash() == manifest.notes["critic"]
+    if actor.weights_hash() == run.policy_hash(version) and same_critic:
+        return
+    difference = _first_difference(actor, run, version) if same_critic else ": the critic differs"
     raise ArtifactError(
         f"{run.root}: redoing update {version - 1} gave another policy {version} than was "
-        f"published{_first_difference(actor, run, version)}; continue on the kind of machine and "
+        f"published{difference}; continue on the kind of machine and "
         "with the library versions of the first run, or start another --run-dir"
     )
 

@@ -4,17 +4,31 @@ from __future__ import annotations
 
 import hashlib
 import time
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
+import torch
 
-from relax.algorithms import ALGORITHMS
-from relax.algorithms.loss import StepCounts, step_loss
+from relax.algorithms import Algorithm, rules
+from relax.algorithms.loss import (
+    StepCounts,
+    bound_metrics,
+    critic_loss,
+    step_bounds,
+    step_loss,
+)
+from relax.algorithms.objectives import M2POBounds
 from relax.config import Config
+from relax.stages.advantage import loaded
+from relax.stages.columns import counted_masks, score_lists
 from relax.stages.metrics import metric_table
 from relax.stages.perform import Inputs, Warm
-from relax.stages.training import Metrics, train_and_publish, trainer_options
+from relax.stages.training import Learners, Metrics, train_and_publish, trainer_options
 from relax.store import Output, Run, rows
 from relax.trainer.actor import Actor, LossParts, TrainSequence
+from relax.trainer.critic import Critic
 
 
 def run(config: Config, inputs: Inputs, output: Output, warm: Warm) -> None:
@@ -22,9 +36,9 @@ def run(config: Config, inputs: Inputs, output: Output, warm: Warm) -> None:
     options = trainer_options(config, temperature=config.rollout.rollout_temperature)
     seconds = []
 
-    def train(actor: Actor, step: int) -> Metrics:
+    def train(learners: Learners, step: int) -> Metrics:
         start = time.perf_counter()
-        metrics = update(actor, config, inputs.run, step)
+        metrics = update(learners, config, inputs.run, step)
         seconds.append(time.perf_counter() - start)
         return metrics
 
@@ -34,53 +48,139 @@ def run(config: Config, inputs: Inputs, output: Output, warm: Warm) -> None:
     output.measure("updates redone", len(seconds) - 1)
 
 
-def update(actor: Actor, config: Config, run: Run, step: int) -> Metrics:
+def update(learners: Learners, config: Config, run: Run, step: int) -> Metrics:
     """All optimizer steps of one rollout; the order of its groups is seeded."""
-    sequences = training_sequences(run, step)
-    order = group_order(config.seeds.seed, step, config.rollout.rollout_batch_size)
-    size = config.rollout.n_samples_per_prompt
-    row = ALGORITHMS[config.algorithm.advantage_estimator]
-    settings = config.algorithm.model_dump()
+    groups = training_groups(run, step, config)
+    order = group_order(config.seeds.seed, step, len(groups))
     metrics = []
-    for groups_G in np.array_split(order, config.optimizer_steps):
-        batch = [sequences[g * size + i] for g in groups_G for i in range(size)]
+    for place, groups_G in enumerate(np.array_split(order, config.optimizer_steps)):
+        batch = [sequence for g in groups_G for sequence in groups[g]]
         counts = StepCounts(
             num_tokens=int(sum((s.fields["mask"] != 0).sum() for s in batch)),
             num_responses=len(batch),
             max_response_len=config.rollout.rollout_max_response_len,
         )
-        loss = step_loss(row, settings, counts)
-        found = actor.train_step(batch, lambda tensors, loss=loss: LossParts(*loss(tensors)))
-        metrics.append(_named(found))
+        if counts.num_tokens == 0:
+            metrics.append({"train/skipped_steps": 1.0})
+            continue
+        found = {}
+        if learners.critic is not None:
+            found |= critic_step(learners.critic, batch, config, counts)
+        if step >= config.algorithm.num_critic_only_steps:
+            found |= actor_step(learners.actor, batch, config, counts, is_first=place == 0)
+        metrics.append(found)
     return metrics
 
 
-def training_sequences(run: Run, step: int) -> list[TrainSequence]:
-    """A rollout's responses with their advantages, in the order of sample_id."""
-    prompt = rows(run.table(step, "rollout", "prompts"))
+def actor_step(
+    actor: Actor,
+    batch: list[TrainSequence],
+    config: Config,
+    counts: StepCounts,
+    *,
+    is_first: bool,
+) -> dict[str, float]:
+    """One optimizer step of the actor. `is_first`: of its rollout, so that the ratio is known."""
+    row, settings = rules.row_of(config), config.algorithm.model_dump()
+    custom = loaded(config.algorithm, "custom_loss_path")
+    moved = not is_first or config.algorithm.use_rollout_logprobs
+    bounded = row.bounds and custom is None
+    temperature = config.rollout.rollout_temperature
+    bounds = whole_bounds(actor, batch, row, settings, temperature) if bounded and moved else None
+    loss = step_loss(row, settings, counts, bounds=bounds, custom_objective=custom)
+    found = actor.train_step(batch, lambda tensors: LossParts(*loss(tensors)))
+    own = bound_metrics(bounds, row) if bounded else {}
+    return _named(found, "train/") | own | overlap_metric(batch, counts)
+
+
+def critic_step(
+    critic: Critic, batch: list[TrainSequence], config: Config, counts: StepCounts
+) -> dict[str, float]:
+    """One optimizer step of the critic."""
+    settings = config.algorithm.model_dump()
+    loss = critic_loss(rules.row_of(config), settings, counts)
+    found = critic.train_step(batch, lambda tensors: LossParts(*loss(tensors)))
+    return _named(found, "train/critic-")
+
+
+def overlap_metric(batch: list[TrainSequence], counts: StepCounts) -> dict[str, float]:
+    """Mean over valid tokens of the overlap with the teacher's likeliest tokens, if it is known."""
+    if "top_k_overlap" not in batch[0].fields:
+        return {}
+    total = sum(float((s.fields["top_k_overlap"] * s.fields["mask"]).sum()) for s in batch)
+    return {"train/opd_topk_overlap": total / counts.num_tokens}
+
+
+def whole_bounds(
+    actor: Actor,
+    batch: list[TrainSequence],
+    row: Algorithm,
+    settings: dict[str, Any],
+    temperature: float,
+) -> M2POBounds | None:
+    """Clip bounds from all tokens of an optimizer step: one more pass, without gradient."""
+    fields = {
+        f"{name}_BT": torch.from_numpy(np.concatenate([s.fields[name] for s in batch]))
+        for name in batch[0].fields
+    }
+    logp_N = torch.from_numpy(np.concatenate(actor.logp(batch, temperature)))
+    return step_bounds(row, settings, {**fields, "logp_BT": logp_N})
+
+
+def training_groups(run: Run, step: int, config: Config) -> list[list[TrainSequence]]:
+    """A rollout's groups of responses with all that the losses read, in the order of sample_id.
+
+    Responses without an advantage (dropped groups) are left out.
+    """
     response = rows(run.table(step, "rollout", "responses"))
     advantage = rows(run.table(step, "advantage", "advantages"))
+    place_of = {sample_id: place for place, sample_id in enumerate(advantage.sample_id.tolist())}
+    lists = {
+        "mask": counted_masks(response, config.algorithm),
+        "rollout_logp": response.rollout_logp,
+        **score_lists(run, step),
+    }
+    if "value" in lists:
+        lists["old_value"] = lists.pop("value")  # `value` is what the critic says in training
+    groups: dict[int, list[TrainSequence]] = {}
+    for place, sequence in enumerate(response_sequences(run, step)):
+        if sequence.sample_id not in place_of:
+            continue
+        fields = {name: values[place].astype(np.float32) for name, values in lists.items()}
+        row = place_of[sequence.sample_id]
+        fields["advantage"] = token_advantage(advantage, row, sequence.response_len)
+        if advantage.token_return[row] is not None:
+            fields["return"] = advantage.token_return[row].astype(np.float32)
+        group = groups.setdefault(int(response.group_id[place]), [])
+        group.append(replace(sequence, fields=fields))
+    return list(groups.values())
+
+
+def response_sequences(run: Run, step: int) -> list[TrainSequence]:
+    """Prompt and response tokens of a rollout, in the order of sample_id, without fields."""
+    prompt = rows(run.table(step, "rollout", "prompts"))
+    response = rows(run.table(step, "rollout", "responses"))
     prompt_of = dict(zip(prompt.group_id.tolist(), prompt.prompt_tokens, strict=True))
-    advantage_of = dict(
-        zip(advantage.sample_id.tolist(), advantage.advantage.tolist(), strict=True)
+    triples = zip(
+        response.sample_id.tolist(), response.group_id.tolist(), response.tokens, strict=True
     )
-    sequences = []
-    for place, sample_id in enumerate(response.sample_id.tolist()):
-        tokens_T = response.tokens[place]
-        prompt_tokens = prompt_of[int(response.group_id[place])]
-        sequences.append(
-            TrainSequence(
-                sample_id=sample_id,
-                tokens=np.concatenate([prompt_tokens, tokens_T]).astype(np.int64),
-                response_len=len(tokens_T),
-                fields={
-                    "mask": response.mask[place].astype(np.float32),
-                    "advantage": np.full(len(tokens_T), advantage_of[sample_id], np.float32),
-                    "rollout_logp": response.rollout_logp[place].astype(np.float32),
-                },
-            )
+    return [
+        TrainSequence(
+            sample_id=sample_id,
+            tokens=np.concatenate([prompt_of[group], tokens_T]).astype(np.int64),
+            response_len=len(tokens_T),
+            fields={},
         )
-    return sequences
+        for sample_id, group, tokens_T in triples
+    ]
+
+
+def token_advantage(advantage: SimpleNamespace, place: int, length: int) -> np.ndarray:
+    """The advantage of each token of one response, float32."""
+    per_token = advantage.token_advantage[place]
+    if per_token is not None:
+        return per_token.astype(np.float32)
+    return np.full(length, advantage.advantage[place], np.float32)
 
 
 def group_order(seed: int, step: int, num_groups: int) -> np.ndarray:
@@ -90,9 +190,10 @@ def group_order(seed: int, step: int, num_groups: int) -> np.ndarray:
     return np.argsort(draws, kind="stable")
 
 
-def _named(found: dict[str, float]) -> dict[str, float]:
+def _named(found: dict[str, float], prefix: str) -> dict[str, float]:
     """The trainer's own numbers under the names of the metrics table."""
-    own = {"grad_norm": "train/grad_norm", "lr": "train/lr"}
-    named = {own.get(name, name): value for name, value in found.items()}
-    named.pop("loss")  # train/loss is the same number
-    return named
+    own = {"grad_norm", "lr"}
+    named = {prefix + name if name in own else name: value for name, value in found.items()}
+    skipped = named.pop("skipped_steps")
+    named.pop("loss")  # train/loss, or the critic's value_loss, is the same number
+    return named | ({"train/skipped_steps": skipped} if prefix == "train/" else {})

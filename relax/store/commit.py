@@ -6,7 +6,6 @@ attempt; then the manifest, which names them; then the rename that makes all of 
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from relax.store.manifest import (
     Manifest,
     Published,
     TableEntry,
+    digest,
     read_manifest,
 )
 
@@ -50,15 +50,14 @@ class Output:
         root: Path,
         step: int,
         stage: str,
-        attempt: str,
-        key: str,
-        key_parts: dict[str, Any],
         *,
+        attempt: str,
+        key_parts: dict[str, Any],
         rank: int = 0,
         barrier: Callable[[], None] = _alone,
     ) -> None:
         self.root, self.step, self.stage, self.attempt = root, step, stage, attempt
-        self.key, self.key_parts = key, key_parts
+        self.key, self.key_parts = digest(key_parts), key_parts
         self.rank, self.barrier = rank, barrier
         self.final = step_dir(root, step) / stage
         self.staging = self.final.parent / f".staging-{stage}-{attempt}"
@@ -95,13 +94,13 @@ class Output:
         self.barrier()
         try:
             content = write(staging)
-        except OSError as error:
+        except BaseException as error:
             raise disk.explained(error, staging) from error
         disk.sync_tree(staging)
         self.barrier()
         if self.rank:
             return
-        size = sum(f.stat().st_size for f in staging.rglob("*") if f.is_file())
+        size = disk.size(staging)
         name = f"{kind}/{version:06d}.{self.attempt}"
         disk.remove_tree(self.root / name)
         disk.rename(staging, self.root / name)
@@ -131,47 +130,54 @@ class Output:
     def commit(self) -> Manifest:
         """Make this attempt the stage's, unless another was first; the winner's manifest."""
         manifest = self.manifest()
-        disk.write_file(self.staging / MANIFEST, lambda p: _write_bytes(p, manifest.to_bytes()))
-        disk.fsync_dir(self.staging)
         try:
+            disk.write_file(self.staging / MANIFEST, lambda p: _write_bytes(p, manifest.to_bytes()))
+            disk.fsync_dir(self.staging)
             disk.rename(self.staging, self.final)
         except OSError as error:
-            return self._yield_to_winner(error)
+            return self.yield_to_winner(error)
         disk.fsync_dir(self.final.parent)
         return manifest
 
-    def _yield_to_winner(self, error: OSError) -> Manifest:
-        """After a failed rename the manifest in place decides, not the error code."""
-        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT):
-            raise disk.explained(error, self.final) from error
+    def yield_to_winner(self, error: OSError) -> Manifest:
+        """The manifest in place, which decides, not the error that stopped this attempt.
+
+        It may be our own (a rename that failed only as far as we were told), or of an attempt that
+        was first and removed our files. Raises the error where there is none.
+        """
         winner = read_manifest(self.final)
-        if winner is None:
+        if winner is not None and winner.attempt == self.attempt:
+            disk.fsync_dir(self.final.parent)
+            return winner
+        self.discard()
+        if winner is not None:
+            return winner
+        if self.final.exists():
             raise ArtifactError(
                 f"{self.final}: in the way of a commit and without a manifest; move it aside"
             ) from error
-        if winner.attempt != self.attempt:
-            self.discard()
-        return winner
+        raise disk.explained(error, self.final) from error
 
     def discard(self) -> None:
-        """Remove what this attempt made."""
+        """Remove what this attempt made; rank 0 does it for all."""
+        if self.rank:
+            return
         disk.remove_tree(self.staging)
-        for published in self.published.values():
-            disk.remove_tree(self.root / published.name)
+        for kind in (POLICIES, CHECKPOINTS):
+            for made in (self.root / kind).glob(f"*{self.step + 1:06d}.{self.attempt}"):
+                disk.remove_tree(made)
 
 
-def sweep(root: Path, winner: Manifest) -> None:
-    """Once a stage is committed, remove what its other attempts left behind."""
-    folder = step_dir(root, winner.step)
-    for leftover in folder.glob(f".staging-{winner.stage}-*"):
+def sweep(root: Path, committed: Manifest) -> None:
+    """Remove what the other attempts at a committed stage left behind."""
+    for leftover in step_dir(root, committed.step).glob(f".staging-{committed.stage}-*"):
         disk.remove_tree(leftover)
-    for kind, kept in ((POLICIES, winner.policy), (CHECKPOINTS, winner.checkpoint)):
-        if winner.policy is None:
-            continue
-        version = f"{winner.step + 1:06d}"
-        for leftover in (root / kind).glob(f"*{version}.*"):
-            if kept is None or leftover != root / kept.name:
-                disk.remove_tree(leftover)
+    if committed.policy is None:
+        return
+    for kind, kept in ((POLICIES, committed.policy), (CHECKPOINTS, committed.checkpoint)):
+        for made in (root / kind).glob(f"*{committed.step + 1:06d}.*"):
+            if kept is None or made != root / kept.name:
+                disk.remove_tree(made)
 
 
 def _write_bytes(path: Path, data: bytes) -> None:

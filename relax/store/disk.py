@@ -1,6 +1,7 @@
 """Every write, rename and removal in a run directory goes through here, durable and in order.
 
-Crash tests replace these functions one by one; nothing in the store touches the disk elsewhere.
+Crash tests replace these functions one by one; only the lease, which need not outlive a crash,
+touches the disk elsewhere.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from relax.errors import ArtifactError
+
+PROBE_BYTES = 2**20
+"""A disk that refuses so little is full."""
 
 
 def write_file(path: Path, write: Callable[[Path], None]) -> None:
@@ -41,7 +45,7 @@ def sync_tree(directory: Path) -> None:
     """Force everything below `directory` to the disk, children before parents."""
     try:
         for folder, _, names in os.walk(directory, topdown=False):
-            for name in names:
+            for name in sorted(names):
                 fsync_file(Path(folder, name))
             fsync_dir(Path(folder))
     except OSError as error:
@@ -65,9 +69,12 @@ def listed(path: Path) -> bool:
 
 
 def make_dir(path: Path) -> None:
-    """Make a directory and its parents."""
+    """Make a directory and its parents, each durably an entry of its own parent."""
+    absent = [folder for folder in (path, *path.parents) if not folder.exists()]
     try:
         path.mkdir(parents=True, exist_ok=True)
+        for made in absent:
+            fsync_dir(made.parent)
     except OSError as error:
         raise explained(error, path) from error
 
@@ -77,16 +84,38 @@ def remove_tree(path: Path) -> None:
     shutil.rmtree(path, ignore_errors=True)
 
 
+def size(directory: Path) -> int:
+    """Bytes of all files below `directory`."""
+    return sum(f.stat().st_size for f in directory.rglob("*") if f.is_file())
+
+
 def free_gib(path: Path) -> float:
     """Free space of the file system that holds `path`, in GiB."""
     return shutil.disk_usage(path).free / 2**30
 
 
-def explained(error: OSError, path: Path) -> Exception:
+def explained(error: BaseException, path: Path) -> BaseException:
     """A full disk as one line for the user; any other error as it is."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return ArtifactError(
-            f"{path}: {error.strerror}: nothing committed is lost; "
-            "free some space and run the same command again"
-        )
-    return error
+    full = _full(error) if isinstance(error, OSError) else _refusal(path)
+    if full is None:
+        return error
+    return ArtifactError(
+        f"{path}: {full}: nothing committed is lost; free some space and run the same command again"
+    )
+
+
+def _full(error: OSError) -> str | None:
+    return os.strerror(error.errno) if error.errno in (errno.ENOSPC, errno.EDQUOT) else None
+
+
+def _refusal(directory: Path) -> str | None:
+    """Ask the disk itself: torch and safetensors do not tell why their writing failed."""
+    probe = directory / ".probe"
+    try:
+        probe.write_bytes(bytes(PROBE_BYTES))
+        fsync_file(probe)
+    except OSError as error:
+        return _full(error)
+    finally:
+        probe.unlink(missing_ok=True)
+    return None

@@ -34,9 +34,7 @@ def model_fingerprint(directory: str | Path) -> str:
             "(hub names are not downloaded: fetch a snapshot first)"
         )
     if not (directory / "config.json").exists():
-        raise ArtifactError(
-            f"{directory}: no config.json; a model in Hugging Face layout is needed"
-        )
+        raise ArtifactError(f"{directory}: no config.json; a Hugging Face model is needed")
     weights = sorted(directory.glob("*.safetensors"))
     if not weights:
         raise ArtifactError(f"{directory}: no *.safetensors; save the model with save_pretrained")

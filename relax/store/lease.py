@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -45,14 +46,12 @@ class Lease:
         disk.make_dir(self.path.parent)
         while not self._claim():
             holder = self._holder()
-            if holder is None:
-                continue
-            if holder != self.me and self._alive(holder):
+            if holder is not None and self._alive(holder):
                 raise ConfigError(
                     f"{self.path.parent}: in use by process {holder['pid']} on {holder['host']}; "
                     "wait for it, stop it, or give another --run-dir"
                 )
-            self._move_aside()
+            self._move_aside(holder)
         threading.Thread(target=self._beat, daemon=True).start()
         return self
 
@@ -71,7 +70,7 @@ class Lease:
     def _claim(self) -> bool:
         """Make the file whole under a scratch name, then link it into place: only one can."""
         scratch = self.path.with_name(f".lease-{self.me['host']}-{self.me['pid']}")
-        scratch.write_text(json.dumps(self.me))
+        disk.write_file(scratch, lambda p: _write_text(p, json.dumps(self.me)))
         try:
             os.link(scratch, self.path)
         except FileExistsError:
@@ -81,10 +80,7 @@ class Lease:
         return True
 
     def _holder(self) -> dict | None:
-        try:
-            return json.loads(self.path.read_text())
-        except (FileNotFoundError, ValueError):
-            return None
+        return _read(self.path)
 
     def _alive(self, holder: dict) -> bool:
         if holder["host"] == self.me["host"]:
@@ -103,16 +99,38 @@ class Lease:
         finally:
             probe.unlink()
 
-    def _move_aside(self) -> None:
-        """Of several that find a stale lease only one wins this rename."""
+    def _move_aside(self, stale: dict | None) -> None:
+        """Of several that find a stale lease only one wins this rename.
+
+        One that comes late, and moves the lease of who was faster, puts it back.
+        """
         aside = self.path.with_name(f".lease-stale-{self.me['pid']}-{time.monotonic_ns()}")
         try:
             disk.rename(self.path, aside)
         except FileNotFoundError:
             return
+        if _read(aside) != stale:
+            with contextlib.suppress(FileExistsError):
+                os.link(aside, self.path)
         aside.unlink()
 
     def _beat(self) -> None:
+        """A beat that the file system refuses is left out; only many in a row count."""
         while not self._stop.wait(BEAT_S):
-            if self._holder() == self.me:
-                os.utime(self.path)
+            with contextlib.suppress(OSError):
+                if self._holder() == self.me:
+                    os.utime(self.path)
+
+
+def _read(path: Path) -> dict | None:
+    """Who a lease file names; None when it is gone or damaged."""
+    try:
+        holder = json.loads(path.read_text())
+    except (FileNotFoundError, ValueError):
+        return None
+    whole = isinstance(holder, dict) and holder.keys() == {"host", "boot", "pid", "start"}
+    return holder if whole else None
+
+
+def _write_text(path: Path, text: str) -> None:
+    path.write_text(text)

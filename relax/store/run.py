@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from pydantic import ValidationError
 
 from relax.config import Config
 from relax.errors import ArtifactError, ConfigError
@@ -17,7 +20,7 @@ from relax.schema import TABLES
 from relax.store import disk
 from relax.store.arrow import content_hash, read_table
 from relax.store.commit import CHECKPOINTS, POLICIES, step_dir, sweep
-from relax.store.manifest import Manifest, differences, read_manifest
+from relax.store.manifest import Manifest, Published, differences, read_manifest
 
 UPDATES = ("update", "sft")  # the stages that publish policies
 
@@ -41,15 +44,22 @@ class Run:
         if not accepted:
             raise ArtifactError(f"{root}/config: empty; run.json says that this is a run")
         newest = _read_json(accepted[-1])
-        config = Config.model_validate_json(json.dumps(newest["config"]))
-        return cls(root, config, newest["sources"], record["schedule_steps"])
+        try:
+            config = Config.model_validate_json(json.dumps(newest["config"]))
+            return cls(root, config, dict(newest["sources"]), int(record["schedule_steps"]))
+        except (ValidationError, KeyError, TypeError) as error:
+            what = " ".join(str(error).split())
+            raise ArtifactError(
+                f"{accepted[-1]}: not the settings of a run of this version: {what:.200}"
+            ) from None
 
     @classmethod
     def start(cls, config: Config, sources: dict[str, str], about: dict[str, Any]) -> Run:
         """Create the run of `config`, or continue it where it exists.
 
         `sources` are content hashes of the files it reads; `about` goes into run.json: the command
-        and `schedule_steps` at least, the length of the learning-rate decay, frozen here.
+        and `schedule_steps` at least, the length of the learning-rate decay, frozen with the first
+        commit. Until then any settings are accepted.
         Raises ConfigError when the directory belongs to a run that would give other results.
         """
         root = Path(config.run.run_dir).absolute()
@@ -57,10 +67,15 @@ class Run:
             _create(root, config, sources, about)
             return cls.open(root)
         run = cls.open(root)
-        _refuse_other_run(run, config, sources)
-        if config != run.config:
-            _accept(root, config, run.sources, about)
-            return cls.open(root)
+        if _is_begun(root):
+            _refuse_other_run(run, config, sources)
+            sources = run.sources | sources
+        elif about["schedule_steps"] != run.schedule_steps:
+            _write_json(root / "run.json", about)
+        if (config, sources) != (run.config, run.sources):
+            _accept(root, config, sources, about)
+        run = cls.open(root)
+        run._finish_tidying()
         return run
 
     # --- what is committed -------------------------------------------------------------------
@@ -111,7 +126,7 @@ class Run:
             return Path(self.config.model.hf_checkpoint)
         assert manifest.policy is not None
         path = self.root / manifest.policy.name
-        size = sum(f.stat().st_size for f in path.rglob("*") if f.is_file())
+        size = disk.size(path)
         if size != manifest.policy.bytes:
             raise ArtifactError(
                 f"{path}: {size} bytes, its manifest says {manifest.policy.bytes}: "
@@ -127,17 +142,14 @@ class Run:
         assert manifest.policy is not None
         return manifest.policy.hash
 
-    def newest_checkpoint(self, at_most: int) -> tuple[int, Path] | None:
-        """The newest whole checkpoint of a version <= `at_most`, None where there is none."""
+    def checkpoints(self, at_most: int) -> Iterator[tuple[int, Path, Published]]:
+        """Versions <= `at_most` whose checkpoint is there, newest first; whole or not."""
         for version in range(at_most, 0, -1):
             manifest = self.published(version)
-            if manifest is None or manifest.checkpoint is None:
-                continue
-            path = self.root / manifest.checkpoint.name
-            size = sum(f.stat().st_size for f in path.rglob("*") if f.is_file())
-            if size == manifest.checkpoint.bytes:
-                return version, path
-        return None
+            if manifest is not None and manifest.checkpoint is not None:
+                path = self.root / manifest.checkpoint.name
+                if path.exists():
+                    yield version, path, manifest.checkpoint
 
     def num_updates(self) -> int:
         """Updates committed so far, counted from step 0 without a gap."""
@@ -153,29 +165,36 @@ class Run:
         sweep(self.root, winner)
         if winner.policy is None:
             return
-        keep = self._kept_checkpoints(winner.step + 1)
-        for kind, kept in ((CHECKPOINTS, keep), (POLICIES, keep | {winner.step, winner.step + 1})):
+        keep, new = self._kept_checkpoints(winner.step + 1), winner.step + 1
+        in_use = {new - 1, new, self.config.reference_version(new)}
+        for kind, kept in ((CHECKPOINTS, keep), (POLICIES, keep | in_use)):
             for folder in (self.root / kind).glob("[0-9]*"):
                 if int(folder.name[:6]) <= winner.step and int(folder.name[:6]) not in kept:
                     disk.remove_tree(folder)
 
     def _kept_checkpoints(self, newest: int) -> set[int]:
-        kept: set[int] = set()
-        version: int | None = newest
-        while version and len(kept) < self.config.run.max_actor_ckpt_to_keep:
-            found = self.newest_checkpoint(version)
-            if found is None:
-                break
-            kept.add(found[0])
-            version = found[0] - 1
-        return kept
+        whole = (
+            version
+            for version, path, published in self.checkpoints(newest)
+            if disk.size(path) == published.bytes
+        )
+        return set(itertools.islice(whole, self.config.run.max_actor_ckpt_to_keep))
+
+    def _finish_tidying(self) -> None:
+        """What a flow that was killed after its last commit did not come to."""
+        for step_folder in sorted((self.root / "steps").glob("[0-9]*"))[-1:]:
+            for folder in sorted(step_folder.glob("[a-z]*")):
+                manifest = self.manifest(int(step_folder.name), folder.name)
+                if manifest is not None:
+                    self.tidy(manifest)
 
 
 def _create(root: Path, config: Config, sources: dict[str, str], about: dict[str, Any]) -> None:
     """Settings first, run.json last: a run without it does not exist."""
-    if root.exists() and any(
-        p.name not in ("config", "lease.json", "jobs") for p in root.iterdir()
-    ):
+    foreign = (
+        (p.name for p in root.iterdir() if not p.name.startswith(".")) if root.exists() else ()
+    )
+    if not {"config", "lease.json", "jobs"}.issuperset(foreign):
         raise ConfigError(f"run.run_dir = {root}: not empty and not a run; give another --run-dir")
     _accept(root, config, sources, about)
     _write_json(root / "run.json", about)
@@ -195,13 +214,19 @@ def _accept(root: Path, config: Config, sources: dict[str, str], about: dict[str
     _write_json(folder / f"{number:04d}.json", record)
 
 
+def _is_begun(root: Path) -> bool:
+    """Whether anything is committed that other settings would contradict."""
+    return any(root.glob("steps/*/[a-z]*/manifest.json"))
+
+
 def _refuse_other_run(run: Run, config: Config, sources: dict[str, str]) -> None:
     """Only settings that change no artifact may differ from those the run was made with."""
-    keyed = {
-        name for name, section in _keyed(run.config).items() if section != _keyed(config)[name]
-    }
+    before, after = _keyed(run.config), _keyed(config)
+    keyed = {name for name in before if before[name] != after[name]}
     lines = [line for line in changed(run.config, config) if _is_keyed(line, keyed, run.config)]
-    lines += [f"content of {line}" for line in differences(run.sources, sources)]
+    shared = run.sources.keys() & sources.keys()
+    known, found = ({name: s[name] for name in shared} for s in (run.sources, sources))
+    lines += [f"content of {line}" for line in differences(known, found)]
     if lines:
         raise ConfigError(
             f"{run.root}: a run with other settings: {'; '.join(lines)}; "

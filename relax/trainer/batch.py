@@ -28,6 +28,7 @@ class MicroBatch:
     prediction that no result contains, so that a rank without work runs the same collectives.
     """
 
+    sample_ids: tuple[int, ...]
     token_RL: Tensor
     position_RL: Tensor
     source_N: Tensor
@@ -73,6 +74,7 @@ def lay_out(
         position_RL[number, column:] = np.arange(num_columns - column)
     source_N, target_N, place_N, response_width = _predictions(sequences, start_B)
     return MicroBatch(
+        sample_ids=tuple(sequence.sample_id for sequence in sequences),
         token_RL=torch.from_numpy(token_RL).to(device),
         position_RL=torch.from_numpy(position_RL).to(device),
         source_N=torch.from_numpy(source_N).to(device),

@@ -7,9 +7,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-# One tile of logits and one scratch tile of the same size stay in the second-level cache.
-TILE_TOKENS = 256
-TILE_WORDS = 1024
+from relax.trainer.device import logit_tile, wide_logits
 
 
 def linear_logp(
@@ -25,14 +23,37 @@ def linear_logp(
     return _LinearLogp.apply(hidden_NH, weight_VH, target_N, temperature)
 
 
+def top_words(
+    hidden_NH: Tensor, weight_VH: Tensor, num_top: int, temperature: float
+) -> tuple[Tensor, Tensor]:
+    """The num_top likeliest words (int64) and their log-probabilities, likeliest first; no grad."""
+    tile_tokens, tile_words = _tile_shape(hidden_NH, weight_VH)
+    words, logps = [], []
+    for tokens in _tiles(len(hidden_NH), tile_tokens):
+        hidden_nH = hidden_NH[tokens]
+        best_nk = hidden_nH.new_empty((len(hidden_nH), 0), dtype=torch.float32)
+        word_nk = torch.empty_like(best_nk, dtype=torch.int64)
+        for tile in _tiles(len(weight_VH), tile_words):
+            logits_nv = _logits(hidden_nH, weight_VH[tile], temperature)
+            word_v = torch.arange(tile.start, tile.stop, device=hidden_nH.device)
+            both_nv = torch.cat([best_nk, logits_nv], 1)
+            word_nv = torch.cat([word_nk, word_v.expand(len(hidden_nH), -1)], 1)
+            best_nk, place_nk = both_nv.topk(min(num_top, both_nv.shape[1]), dim=1)
+            word_nk = word_nv.gather(1, place_nk)
+        lse_n, _ = _lse_and_entropy(hidden_nH, weight_VH, temperature)
+        words.append(word_nk)
+        logps.append(best_nk - lse_n[:, None])
+    return torch.cat(words), torch.cat(logps)
+
+
 class _LinearLogp(torch.autograd.Function):
     @staticmethod
     def forward(ctx, hidden_NH, weight_VH, target_N, temperature):
-        num_tokens = len(hidden_NH)
-        logp_N = hidden_NH.new_empty(num_tokens, dtype=torch.float32)
+        tile_tokens, _ = _tile_shape(hidden_NH, weight_VH)
+        logp_N = hidden_NH.new_empty(len(hidden_NH), dtype=torch.float32)
         entropy_N = torch.empty_like(logp_N)
         lse_N = torch.empty_like(logp_N)
-        for tokens in _tiles(num_tokens, TILE_TOKENS):
+        for tokens in _tiles(len(hidden_NH), tile_tokens):
             lse_N[tokens], entropy_N[tokens] = _lse_and_entropy(
                 hidden_NH[tokens], weight_VH, temperature
             )
@@ -50,11 +71,16 @@ class _LinearLogp(torch.autograd.Function):
         hidden_NH, weight_VH, target_N, lse_N, entropy_N = ctx.saved_tensors
         if grad_logp_N is None:
             grad_logp_N = torch.zeros_like(lse_N)
+        tile_tokens, tile_words = _tile_shape(hidden_NH, weight_VH)
         grad_hidden_NH = torch.zeros_like(hidden_NH, dtype=torch.float32)
-        grad_weight_VH = torch.zeros_like(weight_VH, dtype=torch.float32)
-        for tokens in _tiles(len(hidden_NH), TILE_TOKENS):
+        # A frozen head needs no gradient, and no memory for one.
+        grad_weight_VH = None
+        if ctx.needs_input_grad[1]:
+            grad_weight_VH = torch.zeros_like(weight_VH, dtype=torch.float32)
+            grad_weight_VH.index_add_(0, target_N, grad_logp_N[:, None] * hidden_NH)
+        for tokens in _tiles(len(hidden_NH), tile_tokens):
             hidden_nH, grad_logp_n = hidden_NH[tokens], grad_logp_N[tokens]
-            for words in _tiles(len(weight_VH), TILE_WORDS):
+            for words in _tiles(len(weight_VH), tile_words):
                 logp_nv = _logits(hidden_nH, weight_VH[words], ctx.temperature)
                 logp_nv -= lse_N[tokens, None]
                 if grad_entropy_N is None:
@@ -64,13 +90,15 @@ class _LinearLogp(torch.autograd.Function):
                     offset_n1 = grad_logp_n[:, None] + grad_entropy_n1 * entropy_N[tokens, None]
                     p_nv = logp_nv.exp()
                     grad_nv = logp_nv.mul_(grad_entropy_n1).add_(offset_n1).neg_().mul_(p_nv)
-                grad_hidden_NH[tokens] += grad_nv.to(weight_VH.dtype) @ weight_VH[words]
-                grad_weight_VH[words] += grad_nv.to(hidden_nH.dtype).T @ hidden_nH
+                grad_nv = grad_nv.to(weight_VH.dtype)
+                grad_hidden_NH[tokens] += grad_nv @ weight_VH[words]
+                if grad_weight_VH is not None:
+                    grad_weight_VH[words] += grad_nv.T @ hidden_nH
             grad_hidden_NH[tokens] += grad_logp_n[:, None] * weight_VH[target_N[tokens]]
-        grad_weight_VH.index_add_(0, target_N, grad_logp_N[:, None] * hidden_NH)
-        grad_hidden_NH /= ctx.temperature
-        grad_weight_VH /= ctx.temperature
-        return grad_hidden_NH.to(hidden_NH.dtype), grad_weight_VH.to(weight_VH.dtype), None, None
+        grad_hidden_NH = (grad_hidden_NH / ctx.temperature).to(hidden_NH.dtype)
+        if grad_weight_VH is not None:
+            grad_weight_VH = grad_weight_VH.div_(ctx.temperature).to(weight_VH.dtype)
+        return grad_hidden_NH, grad_weight_VH, None, None
 
 
 def _lse_and_entropy(
@@ -78,26 +106,34 @@ def _lse_and_entropy(
 ) -> tuple[Tensor, Tensor]:
     """Log-sum-exp and entropy with a running maximum over vocabulary tiles.
 
-    H = lse - sum(exp(z - m) z) / sum(exp(z - m)).
+    With m the maximum, s = sum(exp(z - m)) and w = sum(exp(z - m) (z - m)): H = log s - w / s.
+    Shifted by m the two terms stay small where the distribution is peaked, and so does the error.
     """
-    max_n = hidden_nH.new_full((len(hidden_nH),), -torch.inf, dtype=torch.float32)
+    # Finite, unlike -inf: (max - new max) * 0 must be 0.
+    max_n = hidden_nH.new_full((len(hidden_nH),), -1e30, dtype=torch.float32)
     sum_n = torch.zeros_like(max_n)
     weighted_n = torch.zeros_like(max_n)
-    for words in _tiles(len(weight_VH), TILE_WORDS):
+    for words in _tiles(len(weight_VH), _tile_shape(hidden_nH, weight_VH)[1]):
         logits_nv = _logits(hidden_nH, weight_VH[words], temperature)
         new_max_n = torch.maximum(max_n, logits_nv.amax(-1))
-        shrink_n = (max_n - new_max_n).exp_()
-        exp_nv = (logits_nv - new_max_n[:, None]).exp_()
-        sum_n = sum_n * shrink_n + exp_nv.sum(-1)
-        weighted_n = weighted_n * shrink_n + exp_nv.mul_(logits_nv).sum(-1)
+        fall_n = max_n - new_max_n
+        shrink_n = fall_n.exp()
+        shifted_nv = logits_nv.sub_(new_max_n[:, None])
+        exp_nv = shifted_nv.exp()
+        weighted_n = shrink_n * (weighted_n + fall_n * sum_n) + shifted_nv.mul_(exp_nv).sum(-1)
+        sum_n = shrink_n * sum_n + exp_nv.sum(-1)
         max_n = new_max_n
-    lse_n = max_n + sum_n.log()
-    return lse_n, lse_n - weighted_n / sum_n
+    log_sum_n = sum_n.log()
+    return max_n + log_sum_n, log_sum_n - weighted_n / sum_n
 
 
 def _logits(hidden_nH: Tensor, weight_vH: Tensor, temperature: float) -> Tensor:
-    logits_nv = (hidden_nH @ weight_vH.T).float()
+    logits_nv = wide_logits(hidden_nH, weight_vH)
     return logits_nv if temperature == 1.0 else logits_nv.div_(temperature)
+
+
+def _tile_shape(hidden_NH: Tensor, weight_VH: Tensor) -> tuple[int, int]:
+    return logit_tile(len(hidden_NH), len(weight_VH), hidden_NH.device.type)
 
 
 def _tiles(length: int, size: int) -> list[slice]:

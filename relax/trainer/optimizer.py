@@ -33,28 +33,14 @@ def make_adamw(weights: Mapping[str, nn.Parameter], options: TrainerOptions) -> 
     return optimizer
 
 
-def local_gradients(weights: Iterable[nn.Parameter]) -> list[Tensor]:
-    """This rank's shard of each gradient."""
-    return [local(weight.grad) for weight in weights if weight.grad is not None]
-
-
-def local(tensor: Tensor) -> Tensor:
-    """The shard of a DTensor that lies here; an ordinary tensor is its own."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
 def gradient_norm(weights: Iterable[nn.Parameter]) -> float:
-    """Global 2-norm of the gradients; replicas of a shard count once."""
-    weights = list(weights)
-    gradients = local_gradients(weights)
-    square = (
-        torch.stack([torch.linalg.vector_norm(one, dtype=torch.float64) for one in gradients])
-        .square()
-        .sum()
-    )
-    mesh = next(weight.device_mesh for weight in weights if isinstance(weight, DTensor))
-    placements = next(weight.placements for weight in weights if isinstance(weight, DTensor))
-    for dimension, placement in enumerate(placements):
+    """Global 2-norm of the gradients in float64; replicas of a shard count once."""
+    gradients = [weight.grad for weight in weights if weight.grad is not None]
+    parts = [torch.linalg.vector_norm(_local(one), dtype=torch.float64) for one in gradients]
+    square = torch.stack(parts).square().sum()
+    sharded = next(one for one in gradients if isinstance(one, DTensor))
+    mesh = sharded.device_mesh
+    for dimension, placement in enumerate(sharded.placements):
         if isinstance(placement, Shard) and mesh.size(dimension) > 1:
             dist.all_reduce(square, group=mesh.get_group(dimension))
     return square.sqrt().item()
@@ -63,5 +49,11 @@ def gradient_norm(weights: Iterable[nn.Parameter]) -> float:
 def clip(weights: Iterable[nn.Parameter], norm: float, largest: float) -> None:
     """Scale the gradients in place so that their global norm is at most `largest`."""
     if norm > largest:
-        for gradient in local_gradients(weights):
-            gradient.mul_(largest / (norm + 1e-6))
+        for weight in weights:
+            if weight.grad is not None:
+                _local(weight.grad).mul_(largest / (norm + 1e-6))
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """The shard of a DTensor that lies here; an ordinary tensor is its own."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -21,6 +21,15 @@ class TrainerOptions:
     into (0: chosen); attention costs row width per token.
     dtype: of the computation; parameters and gradients are float32 master copies either way.
     sampling_dtype: of the published weights and of their hash.
+    replicate: groups of ranks that each hold the whole model between them (usually one a node);
+    the ranks must be a multiple of it.
+    recompute_every: activations of every n-th block are computed again in the backward pass
+    instead of kept (0: all are kept, 1: none).
+    offload: "cpu" keeps parameters, gradients and optimizer state in host memory.
+    compiled: "blocks" runs each transformer block through torch.compile.
+    attention: "flash_attention_2" needs a CUDA device and the flash-attn package.
+    only_train_params, freeze_params: regular expressions searched in parameter names; at most one
+    of the two lists is given.
     """
 
     lr: float = 1e-6
@@ -39,6 +48,13 @@ class TrainerOptions:
     seed: int = 0
     dtype: Dtype = "float32"
     sampling_dtype: Dtype = "float32"
+    replicate: int = 1
+    recompute_every: int = 0
+    offload: Literal["none", "cpu"] = "none"
+    compiled: Literal["none", "blocks"] = "none"
+    attention: Literal["sdpa", "flash_attention_2"] = "sdpa"
+    only_train_params: tuple[str, ...] = ()
+    freeze_params: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse what no trainer can do; one line, naming the flag."""
@@ -48,9 +64,12 @@ class TrainerOptions:
             self._check(name, 0 <= getattr(self, name) < 1, "at least 0 and below 1")
         for name in ("weight_decay", "clip_grad", "min_lr", "lr_warmup_steps"):
             self._check(name, getattr(self, name) >= 0, "0 or more")
-        for name in ("micro_batch_size", "row_tokens"):
+        for name in ("micro_batch_size", "row_tokens", "recompute_every"):
             self._check(name, getattr(self, name) >= 0, "0 or more")
-        self._check("max_tokens_per_gpu", self.max_tokens_per_gpu >= 1, "1 or more")
+        for name in ("max_tokens_per_gpu", "replicate"):
+            self._check(name, getattr(self, name) >= 1, "1 or more")
+        alone = not (self.only_train_params and self.freeze_params)
+        self._check("freeze_params", alone, "empty where only_train_params is given")
 
     def _check(self, name: str, holds: bool, allowed: str) -> None:
         if not holds:

@@ -3,80 +3,150 @@
 import hashlib
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+import torch.distributed as dist
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.tensor import DTensor
-from transformers import PreTrainedConfig
 
 from relax.errors import ArtifactError
+from relax.trainer.build import DTYPES
+from relax.trainer.heads import LogpHead
+from relax.trainer.model_files import ModelFiles
+from relax.trainer.ranks import gather
+from relax.trainer.sharded import ShardedModel
 
-HEAD = "lm_head.weight"
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-# What belongs to a model besides its weights and config.json.
-COMPANIONS = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken")
-
-
-def full_tensors(
-    weights: Mapping[str, nn.Parameter], dtype: torch.dtype, embedding: str
-) -> Iterator[tuple[str, Tensor]]:
-    """Whole tensors one after another in name order, on the CPU, on every rank.
-
-    Copies, never views of live parameters. A tied head is spelled out: engines that reload
-    weights leave the head stale where the file does not name it.
-    """
-    names = dict(weights) if HEAD in weights else {**weights, HEAD: weights[embedding]}
-    for name in sorted(names):
-        weight = names[name].detach()
-        whole = weight.full_tensor() if isinstance(weight, DTensor) else weight
-        yield name, whole.to("cpu", dtype, copy=True).contiguous()
+# A file is split off at this size; a rank holds one rank's share of them at a time.
+FILE_BYTES = 4 * 2**30
 
 
-def hash_tensors(tensors: Iterator[tuple[str, Tensor]]) -> str:
-    """sha256 over one line per tensor, in name order: name, dtype, shape, sha256 of the bytes."""
-    whole = hashlib.sha256()
-    for name, tensor in tensors:
-        data = tensor.contiguous().view(torch.uint8).numpy().reshape(-1).data
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        line = f"{name} {dtype} {list(tensor.shape)} {hashlib.sha256(data).hexdigest()}\n"
-        whole.update(line.encode())
-    return whole.hexdigest()
+def write(model: ShardedModel, directory: Path, dtype: str) -> str:
+    """Write the model's weights, config.json and companions; returns policy_hash(directory)."""
+    staging = directory.with_name(f".writing-{directory.name}")
+    if dist.get_rank() == 0:
+        if directory.exists() and any(directory.iterdir()):
+            raise ArtifactError(f"policy {directory}: exists; publish to a new name")
+        shutil.rmtree(staging, ignore_errors=True)
+        staging.mkdir(parents=True)
+    dist.barrier()
+    file_of = assign_files(model, DTYPES[dtype])
+    mine: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in _owned_tensors(model, DTYPES[dtype], file_of):
+        mine.setdefault(file_of[name], {})[name] = tensor
+    lines = [_line(name, tensor) for part in mine.values() for name, tensor in part.items()]
+    for file, tensors in mine.items():
+        save_file(tensors, staging / file, metadata={"format": "pt"})
+    digest = _combine(gather(lines))
+    if dist.get_rank() == 0:
+        _write_companions(model, staging, dtype, file_of)
+        staging.rename(directory)
+    dist.barrier()
+    return digest
+
+
+def weights_hash(model: ShardedModel, dtype: str) -> str:
+    """policy_hash of what write would put down, without writing it."""
+    file_of = assign_files(model, DTYPES[dtype])
+    return _combine(
+        gather([_line(*item) for item in _owned_tensors(model, DTYPES[dtype], file_of)])
+    )
 
 
 def policy_hash(directory: Path) -> str:
-    """The hash of a published directory: equal to Actor.weights_hash() of what was published."""
-    return hash_tensors(_read_tensors(directory))
+    """sha256 over one line per tensor, in name order: name, dtype, shape, sha256 of the bytes."""
+    files = ModelFiles(Path(directory))
+    return _combine([[_line(name, files.tensor(name)) for name in files.names()]])
 
 
-def _read_tensors(directory: Path) -> Iterator[tuple[str, Tensor]]:
-    files = sorted(directory.glob("*.safetensors"))
-    if not files:
-        raise ArtifactError(f"policy {directory}: no *.safetensors file; not a published policy")
-    handles = [safe_open(file, framework="pt") for file in files]
-    where = {name: handle for handle in handles for name in handle.keys()}  # noqa: SIM118
-    for name in sorted(where):
-        yield name, where[name].get_tensor(name)
+def first_difference(model: ShardedModel, directory: Path, dtype: str) -> str:
+    """ ": NAME differs first, by SIZE" of what write would put down against a published policy.
+
+    SIZE is the largest absolute difference; empty when all are equal. Every rank calls it.
+    """
+    files = ModelFiles(Path(directory))
+    for name, ours in _whole_tensors(model, DTYPES[dtype], assign_files(model, DTYPES[dtype])):
+        theirs = files.tensor(name)
+        if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
+            return f": {name} {list(ours.shape)} was {list(theirs.shape)}"
+        if not torch.equal(ours, theirs):
+            size = (ours.double() - theirs.double()).abs().max().item()
+            return f": {name} differs first, by {size:.3g}"
+    return ""
 
 
-def write_policy(
-    tensors: Iterator[tuple[str, Tensor]],
-    directory: Path,
-    *,
-    config: PreTrainedConfig,
-    dtype: str,
-    model_dir: Path,
+def assign_files(model: ShardedModel, dtype: torch.dtype) -> dict[str, str]:
+    """Published tensor name -> file name: contiguous in name order, level, a multiple of ranks.
+
+    A tied head is spelled out: engines that reload weights leave it stale where no file names it.
+    """
+    sizes = {name: weight.numel() * dtype.itemsize for name, weight in model.weights.items()}
+    if model.module.is_tied:
+        sizes[LogpHead.hf_name] = sizes[model.embedding_name]
+    total = sum(sizes.values())
+    num_files = -(-total // FILE_BYTES)
+    if num_files > 1:
+        num_files = -(-num_files // dist.get_world_size()) * dist.get_world_size()
+    if num_files == 1:
+        return dict.fromkeys(sorted(sizes), "model.safetensors")
+    places, done = {}, 0
+    for name in sorted(sizes):
+        places[name] = min(num_files - 1, done * num_files // total)
+        done += sizes[name]
+    used = sorted(set(places.values()))
+    return {
+        name: f"model-{used.index(place) + 1:05d}-of-{len(used):05d}.safetensors"
+        for name, place in places.items()
+    }
+
+
+def _owned_tensors(
+    model: ShardedModel, dtype: torch.dtype, file_of: dict[str, str]
+) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of this rank's files; every rank joins every gather."""
+    files = sorted(set(file_of.values()))
+    for name, whole in _whole_tensors(model, dtype, file_of):
+        if files.index(file_of[name]) % dist.get_world_size() == dist.get_rank():
+            yield name, whole
+
+
+def _whole_tensors(
+    model: ShardedModel, dtype: torch.dtype, names: Iterable[str]
+) -> Iterator[tuple[str, Tensor]]:
+    """Published tensors in name order, on the host: copies, never views of live parameters."""
+    for name in sorted(names):
+        source = name if name in model.weights else model.embedding_name
+        weight = model.weights[source].detach()
+        # Rounding commutes with gathering, and halves what is sent.
+        whole = weight.to(dtype)
+        whole = whole.full_tensor() if isinstance(whole, DTensor) else whole
+        yield name, whole.to("cpu", copy=True).contiguous()
+
+
+def _line(name: str, tensor: Tensor) -> str:
+    data = tensor.contiguous().view(torch.uint8).numpy().reshape(-1).data
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return f"{name} {dtype} {list(tensor.shape)} {hashlib.sha256(data).hexdigest()}\n"
+
+
+def _combine(lines: list[list[str]]) -> str:
+    """The hash of all ranks' lines in name order."""
+    ordered = sorted((line for part in lines for line in part), key=lambda line: line.split(" ")[0])
+    return hashlib.sha256("".join(ordered).encode()).hexdigest()
+
+
+def _write_companions(
+    model: ShardedModel, staging: Path, dtype: str, file_of: dict[str, str]
 ) -> None:
-    """Write weights, config.json and the model's tokenizer files into directory."""
-    directory.mkdir(parents=True, exist_ok=True)
-    for pattern in COMPANIONS:
-        for file in model_dir.glob(pattern):
-            if not file.name.endswith(".index.json") and file.name != "config.json":
-                shutil.copyfile(file, directory / file.name)
-    described = {**config.to_diff_dict(), "dtype": dtype}
-    text = json.dumps(described, indent=2, sort_keys=True) + "\n"
-    (directory / "config.json").write_text(text)
-    save_file(dict(tensors), directory / "model.safetensors", metadata={"format": "pt"})
+    for file in ModelFiles(model.model_dir).companions():
+        shutil.copyfile(file, staging / file.name)
+    described = {**model.config.to_diff_dict(), "dtype": dtype}
+    (staging / "config.json").write_text(json.dumps(described, indent=2, sort_keys=True) + "\n")
+    if len(set(file_of.values())) > 1:
+        itemsize = DTYPES[dtype].itemsize
+        total = itemsize * sum(weight.numel() for weight in model.weights.values())
+        index = {"metadata": {"total_size": total}, "weight_map": file_of}
+        text = json.dumps(index, indent=2, sort_keys=True) + "\n"
+        (staging / "model.safetensors.index.json").write_text(text)

@@ -1,16 +1,42 @@
-"""The processes that train together: their group, and the small sums they exchange."""
+"""The processes that train together: their group, and the small facts they exchange."""
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import TypeVar
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore
+from torch._C._distributed_c10d import FileStore, HashStore
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-Value = TypeVar("Value")
+from relax.errors import ConfigError
+from relax.trainer.device import backend, device_type
+
+Thing = TypeVar("Thing")
+
+
+@contextmanager
+def joined(rank: int, num_ranks: int, store_path: Path, timeout_s: float) -> Iterator[None]:
+    """The process group of num_ranks ranks that meet at a file of a shared directory.
+
+    A rank that dies, or is silent for timeout_s seconds, makes every other rank's next collective
+    raise: nothing hangs. The group is left explicitly: left to the interpreter's exit, gloo's
+    threads abort one process in a few (seen with torch 2.13).
+    """
+    timeout = timedelta(seconds=timeout_s)
+    store = FileStore(str(store_path), num_ranks)
+    store.set_timeout(timeout)
+    dist.init_process_group(
+        backend(), store=store, rank=rank, world_size=num_ranks, timeout=timeout
+    )
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
 
 
 def ensure_group() -> None:
@@ -21,20 +47,25 @@ def ensure_group() -> None:
     """
     if dist.is_initialized():
         return
-    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
+        dist.init_process_group(backend(), store=HashStore(), rank=0, world_size=1)
         return
-    if torch.cuda.is_available():
+    if device_type() == "cuda":
         local = int(os.environ.get("LOCAL_RANK", "0"))
         torch.cuda.set_device(local % torch.cuda.device_count())
     timeout = timedelta(seconds=float(os.environ.get("RANK_TIMEOUT_S", "1800")))
-    dist.init_process_group(backend, init_method="env://", timeout=timeout)
+    dist.init_process_group(backend(), init_method="env://", timeout=timeout)
 
 
-def from_first(value: Value) -> Value:
-    """What rank 0 gave, on every rank; the others' values are ignored."""
-    box = [value]
+def leave_group() -> None:
+    """Part from the other ranks, once all are here: never left to the interpreter's exit."""
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def from_first(thing: Thing) -> Thing:
+    """What rank 0 gave, on every rank; the others' things are ignored."""
+    box = [thing]
     dist.broadcast_object_list(box, src=0)
     return box[0]
 
@@ -44,14 +75,35 @@ def barrier() -> None:
     dist.barrier()
 
 
+def make_mesh(replicate: int) -> DeviceMesh:
+    """Mesh (replicate, shard) over all ranks; of one dimension where replicate is 1."""
+    device = device_type()
+    num_ranks = dist.get_world_size()
+    if num_ranks % replicate:
+        raise ConfigError(
+            f"trainer: replicate = {replicate}; the number of ranks, {num_ranks}, must be a "
+            "multiple of it"
+        )
+    if replicate == 1:
+        return init_device_mesh(device, (num_ranks,), mesh_dim_names=("shard",))
+    shape = (replicate, num_ranks // replicate)
+    return init_device_mesh(device, shape, mesh_dim_names=("replicate", "shard"))
+
+
+def gather(mine: Thing) -> list[Thing]:
+    """What each rank gave, by rank, on every rank."""
+    if dist.get_world_size() == 1:
+        return [mine]
+    everyone: list[Thing] = [mine] * dist.get_world_size()
+    dist.all_gather_object(everyone, mine)
+    return everyone
+
+
 def add_up(sums: Mapping[str, float]) -> dict[str, float]:
     """Sum each entry over all ranks; a rank may lack names that others have.
 
     Exactly rounded, hence the same in whatever order the ranks answer.
     """
-    if dist.get_world_size() == 1:
-        return dict(sums)
-    parts: list[dict[str, float]] = [{} for _ in range(dist.get_world_size())]
-    dist.all_gather_object(parts, dict(sums))
+    parts = gather(dict(sums))
     names = sorted({name for part in parts for name in part})
     return {name: math.fsum(part.get(name, 0.0) for part in parts) for name in names}

@@ -46,6 +46,38 @@ def test_truncated_by_hand():
     assert choice.truncated(ties, 2, 1.0)[0].tolist() == [0.25, 0.25, 0, 0]
 
 
+def test_truncated_equals_a_plain_sort_on_a_flat_large_vocabulary():
+    torch.manual_seed(0)
+    weight_BV = (torch.randn(3, 9001).mul(0.1)).exp()
+    weight_BV[1, 7:7000] = 0
+    for top_p in (0.05, 0.5, 0.97):
+        share_BV, order_BV = (weight_BV.double() / weight_BV.double().sum(-1, True)).sort(
+            dim=-1, descending=True, stable=True
+        )
+        is_inside_BV = share_BV.cumsum(-1) - share_BV < top_p
+        want_BV = torch.zeros_like(weight_BV).scatter(
+            1, order_BV, weight_BV.gather(1, order_BV) * is_inside_BV
+        )
+        assert torch.equal(choice.truncated(weight_BV, 0, top_p), want_BV)
+
+
+def test_two_level_search_equals_a_plain_one():
+    torch.manual_seed(0)
+    for vocab_size in (8 * choice.SPAN + 1, 9 * choice.SPAN, 9 * choice.SPAN + 77):
+        weight_BV = torch.rand(2000, vocab_size) ** 8
+        weight_BV[:, 100:3000] = 0
+        weight_BV[1000:, -70:] = 0
+        uniform_B = torch.rand(2000, dtype=torch.float64)
+        uniform_B[::100] = 0
+        token_B = choice.inverse_cdf(weight_BV, uniform_B)
+        cdf_BV = weight_BV.double().cumsum(dim=-1)
+        target_B1 = uniform_B[:, None] * cdf_BV[:, -1:]
+        want_B = torch.searchsorted(cdf_BV, target_B1, right=True)[:, 0]
+        assert token_B.tolist() == want_B.tolist()
+        token_B = choice.inverse_cdf(weight_BV, torch.ones_like(uniform_B))
+        assert (weight_BV.gather(1, token_B[:, None]) > 0).all()
+
+
 def test_choose_reports_the_full_distribution():
     logits_BV = torch.tensor([[1.0, 2.0, 3.0, 0.5]]).repeat(64, 1)
     uniform_B = (torch.arange(64, dtype=torch.float64) + 0.5) / 64
@@ -70,6 +102,18 @@ def test_forbidden_tokens_even_where_they_hold_all_probability():
     assert set(token_B.tolist()) == {1, 2}
     assert logp_B.max().item() == pytest.approx(-499.0)
     assert choice.choose(logits_BV, uniform_B, SamplingParams(temperature=0), [0])[0][0] == 2
+
+
+@pytest.mark.parametrize("vocab_size", [7, 9 * choice.SPAN])
+def test_nan_logits_give_nan_logp_in_their_row_only(vocab_size):
+    uniform_B = torch.tensor([0.5, 0.5], dtype=torch.float64)
+    for changes in ({}, {"top_p": 0.5}, {"top_k": 3}, {"temperature": 0.0}):
+        params = SamplingParams(**changes)
+        logits_BV = torch.zeros(2, vocab_size)
+        logits_BV[0, 3] = float("nan")
+        logp_B = choice.choose(logits_BV, uniform_B, params, [])[1]
+        assert logp_B.isnan().tolist() == [True, False]
+        assert choice.choose(logits_BV.fill_(torch.nan), uniform_B, params, [])[1].isnan().all()
 
 
 def test_frequencies_follow_the_distribution():

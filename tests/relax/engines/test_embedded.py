@@ -17,6 +17,9 @@ ARCHITECTURES = {
     "untied llama": {"model_type": "llama", "tie_word_embeddings": False},
     "gpt2": {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4},
     "sliding gemma2": {"model_type": "gemma2", "sliding_window": 4},
+    "learned positions opt": {"model_type": "opt", "ffn_dim": 128, "word_embed_proj_dim": 64},
+    "gpt_neox": {"model_type": "gpt_neox", "tie_word_embeddings": False},
+    "mixture mixtral": {"model_type": "mixtral", "num_local_experts": 4},
     "alibi bloom": {"model_type": "bloom", "n_layer": 2, "n_head": 4},
     "linear attention lfm2": {
         "model_type": "lfm2",

@@ -41,4 +41,4 @@ def test_vllm_not_installed():
 
 def test_table_opens():
     assert type(open_engine("transformers")).__name__ == "TransformersEngine"
-    assert set(ENGINES) == {"transformers", "vllm", "vllm_servers"}
+    assert set(ENGINES) == {"transformers", "vllm", "external"}

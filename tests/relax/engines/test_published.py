@@ -1,5 +1,6 @@
 import json
 import shutil
+from types import SimpleNamespace
 
 import pytest
 from transformers import AutoModelForCausalLM
@@ -74,9 +75,9 @@ def test_shard_without_its_tensor(sharded):
 def test_end_tokens(copied):
     assert published.end_token_ids(copied, None) == (1,)
     (copied / "generation_config.json").write_text(json.dumps({"eos_token_id": [5, 9]}))
-    assert published.end_token_ids(copied, 1) == (1, 5, 9)
+    assert published.end_token_ids(copied, SimpleNamespace(eos_token_id=1)) == (1, 5, 9)
     (copied / "generation_config.json").unlink()
-    assert published.end_token_ids(copied, 7) == (1, 7)
+    assert published.end_token_ids(copied, SimpleNamespace(eos_token_id=7)) == (1, 7)
 
 
 def test_context_len():

@@ -19,7 +19,13 @@ def test_all_ranks_write_before_rank_0_publishes(tmp_path, delays):
 
     def rank_of(rank):
         output = Output(
-            tmp_path, 4, "update", "job-1-77-0", "key", {}, rank=rank, barrier=gate.wait
+            tmp_path,
+            4,
+            "update",
+            attempt="job-1-77-0",
+            key_parts={},
+            rank=rank,
+            barrier=gate.wait,
         )
         outputs[rank] = output
 

@@ -1,5 +1,6 @@
 """A small Qwen3 model on disk and made-up sequences for the trainer's tests."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -9,8 +10,9 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from relax.trainer.numerics import make_deterministic
 
-# training_cases.py is shared with the processes that tests start.
+# What tests share with the processes that they start lies beside them.
 sys.path.insert(0, str(Path(__file__).parent))
+os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
 
 
 def write_model(directory: Path, *, tie: bool, layers: int = 2) -> Path:

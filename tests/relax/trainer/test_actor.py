@@ -65,7 +65,7 @@ def test_steps_match_plain_torch(request, model):
         assert metrics["grad_norm"] == pytest.approx(norm.item(), rel=1e-4)
         assert metrics["lr"] == 1e-3
     expected = dict(reference.named_parameters())
-    for name, weight in actor._weights.items():
+    for name, weight in actor._model.weights.items():
         difference = (weight.full_tensor() - expected[name]).norm()
         assert difference <= 1e-4 * expected[name].norm(), name
 
@@ -81,7 +81,7 @@ def test_cuts_do_not_change_the_step(tied_dir):
         options = dataclasses.replace(OPTIONS, lr=1e-4, **change)
         actor = Actor.load(tied_dir, options, num_schedule_steps=1)
         metrics = actor.train_step(sequences, policy_gradient(sequences))
-        finals.append((metrics, [weight.full_tensor() for weight in actor._weights.values()]))
+        finals.append((metrics, [weight.full_tensor() for weight in actor._model.weights.values()]))
     for metrics, weights in finals[1:]:
         assert metrics == pytest.approx(finals[0][0], rel=1e-5)
         for one, other in zip(weights, finals[0][1], strict=True):

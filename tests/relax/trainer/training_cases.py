@@ -30,3 +30,14 @@ def policy_gradient(sequences):
         return LossParts(pg - 0.01 * entropy, {"entropy_loss": entropy.detach()})
 
     return loss
+
+
+def value_regression(sequences):
+    """Squared error to the advantage field, per token of the whole step."""
+    num_tokens = sum(sequence.response_len for sequence in sequences)
+
+    def loss(batch):
+        error_BT = (batch["value_BT"] - batch["advantage_BT"]) * batch["mask_BT"]
+        return LossParts(error_BT.square().sum() / num_tokens)
+
+    return loss

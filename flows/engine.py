@@ -1,0 +1,96 @@
+"""What a flow run shows and obeys in Prefect: its directory, its metrics, and being cancelled."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from prefect import Flow, get_client
+from prefect.artifacts import create_link_artifact, create_table_artifact
+from prefect.client.schemas.objects import FlowRun, State
+from prefect.context import FlowRunContext
+from prefect.states import Cancelled
+
+from relax.algorithms.inheritance import load
+from relax.analytics import open_run
+from tasks.cancel import cancel_jobs
+from tasks.prefect_tasks import stage
+from tasks.session import Session, Stopped
+
+ASK_EVERY_S = 2.0
+
+Run = Callable[..., None]
+"""A flow's body: run(config, do, around)."""
+
+
+def run_in_prefect(run: Run, config: str, overrides: dict[str, Any] | None) -> State | None:
+    """Run a flow's body inside its flow run; the state Cancelled when the server asked for it."""
+    loaded, _ = load(config or None, overrides)
+    cancelling = threading.Event()
+
+    @contextmanager
+    def around(session: Session) -> Iterator[None]:
+        link(session)
+        with obeying(session, cancelling):
+            try:
+                yield
+            finally:
+                tabulate(session)
+
+    try:
+        run(loaded, stage, around)
+    except Stopped as stopped:
+        if not cancelling.is_set():
+            raise
+        return Cancelled(message=str(stopped))
+    return None
+
+
+def link(session: Session) -> None:
+    """The run's directory, on the flow run's page."""
+    root = session.run.root
+    create_link_artifact(root.as_uri(), link_text=str(root), description="run directory")
+
+
+def tabulate(session: Session) -> None:
+    """One table artifact: reward and length by step."""
+    answer = open_run(session.run.root).sql("SELECT * FROM steps ORDER BY step")
+    rows = [dict(zip(answer.columns, row, strict=True)) for row in answer.fetchall()]
+    if rows:
+        create_table_artifact(rows, key="steps", description=f"steps of {session.run.root}")
+
+
+@contextmanager
+def obeying(session: Session, cancelling: threading.Event) -> Iterator[None]:
+    """Ask the server now and then whether this run is to be cancelled; no worker tells us."""
+    context = FlowRunContext.get()
+    assert context is not None and context.flow_run is not None
+    run_id, over = context.flow_run.id, threading.Event()
+
+    def watch() -> None:
+        with get_client(sync_client=True) as client:
+            while not over.wait(ASK_EVERY_S):
+                state = client.read_flow_run(run_id).state
+                if state is not None and state.is_cancelling():
+                    cancelling.set()
+                    session.stopping.set()
+                    return
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def cancel_run_jobs(flow: Flow, flow_run: FlowRun, state: State) -> None:
+    """A cancelled flow takes its jobs with it. Runs in another process: files tell which."""
+    del flow, state
+    parameters = flow_run.parameters
+    config, _ = load(parameters.get("config") or None, parameters.get("overrides") or {})
+    if not config.slurm.detach:
+        cancel_jobs(config.run.run_dir)

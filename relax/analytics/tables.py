@@ -1,0 +1,174 @@
+"""What a run has committed, as Arrow tables. Files are memory-mapped: a column that no question
+
+names is never read, and opening costs no more than the files' schemas.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from relax.schema import (
+    ADVANTAGES,
+    GROUP,
+    RESPONSES,
+    REWARDS,
+    SAMPLE,
+    SCORES,
+    STAGE,
+    STEP,
+    TABLES,
+    TIMING,
+    VIEWS,
+    Column,
+    Table,
+)
+from relax.store import Manifest, Run, read_table
+
+PLACED = ("metrics", "evals")
+"""Kinds without a key of their own: the step and stage that they belong to are put in front."""
+
+
+def committed(run: Run) -> list[tuple[Path, Manifest]]:
+    """Every committed stage of a run with its directory, in the order of steps."""
+    found = []
+    for folder in sorted((run.root / "steps").glob("[0-9]*/[a-z]*")):
+        manifest = run.manifest(int(folder.parent.name), folder.name)
+        if manifest is not None:
+            found.append((folder, manifest))
+    return found
+
+
+def tables(run: Run) -> dict[str, pa.Table]:
+    """Table name -> all that is committed of that kind; `responses` with the tables beside it."""
+    stages = committed(run)
+    parts: dict[str, list[pa.Table]] = {name: [] for name in TABLES}
+    wide = []
+    for _, of_step in itertools.groupby(stages, lambda stage: stage[1].step):
+        found: dict[str, pa.Table] = {}
+        for folder, manifest in of_step:
+            for name in manifest.tables:
+                part = read_table(folder / f"{name}.arrow", TABLES[name])
+                found[name] = part
+                parts[name].append(_placed(part, manifest) if name in PLACED else part)
+        if "responses" in found:
+            wide.append(_widened(found))
+    joined = {name: _joined(parts[name], TABLES[name].columns) for name in SEPARATE}
+    manifests = [manifest for _, manifest in stages]
+    return {
+        **joined,
+        "responses": _joined(wide, WIDE),
+        "timing": timing_table(manifests),
+        "jobs": jobs_table(run, manifests),
+    }
+
+
+def _widened(found: dict[str, pa.Table]) -> pa.Table:
+    """A step's responses with the columns of BESIDE; nothing is copied where the rows agree."""
+    responses = found["responses"]
+    ids = responses.column(SAMPLE.name)
+    arrays = list(responses.columns)
+    for kind in BESIDE:
+        names = [c.name for c in new_columns(kind)]
+        if kind.name not in found:
+            arrays += [pa.nulls(len(ids), c.type) for c in new_columns(kind)]
+            continue
+        table = found[kind.name]
+        if not table.column(SAMPLE.name).equals(ids):
+            places = pc.index_in(ids, table.column(SAMPLE.name))  # pyright: ignore[reportAttributeAccessIssue]
+            table = table.take(places)
+        arrays += table.select(names).columns
+    return pa.Table.from_arrays(arrays, names=[c.name for c in WIDE])
+
+
+def new_columns(kind: Table) -> tuple[Column, ...]:
+    """The columns of a table that `responses` has not itself."""
+    return tuple(c for c in kind.columns if c.name not in (SAMPLE.name, GROUP.name))
+
+
+BESIDE = (REWARDS, ADVANTAGES, SCORES)
+WIDE = (*RESPONSES.columns, *(column for kind in BESIDE for column in new_columns(kind)))
+SEPARATE = ("prompts", *PLACED)
+
+
+def timing_table(manifests: Sequence[Manifest]) -> pa.Table:
+    """What all stages measured: it stands in their manifests, outside every hash."""
+    entries = [(m.step, m.stage, *entry) for m in manifests for entry in m.timing]
+    columns = (STEP, STAGE, *TIMING.columns)
+    values = zip(*entries, strict=True) if entries else ((),) * len(columns)
+    arrays = [pa.array(v, c.type) for v, c in zip(values, columns, strict=True)]
+    return pa.Table.from_arrays(arrays, names=[c.name for c in columns])
+
+
+def _placed(table: pa.Table, manifest: Manifest) -> pa.Table:
+    stage = pa.repeat(manifest.stage, table.num_rows)
+    step = pa.repeat(pa.scalar(manifest.step, pa.int64()), table.num_rows)
+    return table.add_column(0, STAGE.name, stage).add_column(0, STEP.name, step)
+
+
+def _joined(parts: Sequence[pa.Table], columns: Sequence[Column]) -> pa.Table:
+    if parts:
+        return pa.concat_tables([t.replace_schema_metadata(None) for t in parts])
+    fields = [pa.field(c.name, c.type) for c in (STEP, STAGE, *columns)]
+    return pa.schema(fields).empty_table()
+
+
+# --- jobs --------------------------------------------------------------------------------------
+
+SUBMISSION = re.compile(r"(\d+)-(\w+)-(\d+)")
+
+
+def jobs_table(run: Run, manifests: Sequence[Manifest]) -> pa.Table:
+    """One row an attempt: those that made a stage, and submissions that did not."""
+    records = dict(_submissions(run.root / "jobs"))
+    entries = []
+    for m in manifests:
+        record = records.pop((m.step, m.stage, m.attempt), {})
+        entries.append({**_measured(m), "job_id": record.get("job_id"), "committed": True})
+    for (step, stage, attempt), record in records.items():
+        entries.append(
+            {
+                "step": step,
+                "stage": stage,
+                "attempt": attempt,
+                "job_id": record.get("job_id"),
+                "committed": False,
+            }
+        )
+    columns = [pa.field(c.name, c.type) for c in VIEWS["jobs"].columns if c.name != "run"]
+    return pa.Table.from_pylist(entries, schema=pa.schema(columns))
+
+
+def _submissions(jobs: Path) -> Iterator[tuple[tuple[int, str, str], dict]]:
+    """((step, stage, attempt), what job.json says) of each RUN/jobs/<step>-<stage>-<attempt>."""
+    for folder in sorted(jobs.glob("[0-9]*-*-[0-9]*")):
+        named = SUBMISSION.fullmatch(folder.name)
+        if named is None:
+            continue
+        try:
+            record = json.loads((folder / "job.json").read_text())
+        except (FileNotFoundError, json.JSONDecodeError):
+            record = {}  # claimed, but its submitter died before it was submitted
+        yield (int(named[1]), named[2], f"job-{named[3]}"), record
+
+
+def _measured(manifest: Manifest) -> dict:
+    """What the manifest's timing says of the attempt that made the stage."""
+    value = {measure: number for measure, number, _ in manifest.timing}
+    text = {measure: words for measure, _, words in manifest.timing}
+    started = value.get("started")
+    return {
+        "step": manifest.step,
+        "stage": manifest.stage,
+        "attempt": manifest.attempt,
+        "host": text.get("host"),
+        "started": None if started is None else datetime.fromtimestamp(started, UTC),
+        "seconds": value.get("seconds/total"),
+    }

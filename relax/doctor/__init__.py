@@ -1,0 +1,1 @@
+"""`relax check`: what a configuration will do, where, and what it takes, before anything runs."""

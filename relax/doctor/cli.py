@@ -1,0 +1,60 @@
+"""`relax check CONFIG [flags]`: the plan of a run, as text or JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from relax.doctor.plan import Plan, plan
+from relax.errors import ConfigError
+from relax.flags import build_parser, load_config, overrides_of, parse_flags
+
+ABOUT = """What a configuration will do: stages and where they run, batches, memory, disk.
+Exit code: 0 it would start here, 1 it would not (the reasons are listed), 2 it is not valid."""
+
+EXAMPLE = (
+    "relax check recipes/gsm8k_cpu.toml --prompt-data train.jsonl --hf-checkpoint models/m "
+    "--run-dir runs/x"
+)
+
+
+def check(argv: Sequence[str]) -> int:
+    """Print the plan of a configuration."""
+    parser = build_parser("relax check", ABOUT, EXAMPLE)
+    parser.add_argument(
+        "--cluster", action="store_true", help="ask SLURM instead; with --run, run a small job too"
+    )
+    parser.add_argument("--format", choices=("text", "json"), help="[text]")
+    parser.add_argument("--ranks", metavar="X", help="ranks that the update is sharded over [1]")
+    parser.add_argument("--gpu", action="store_true", help="count bfloat16 compute on GPUs")
+    known = parse_flags(parser, argv)
+    given = vars(known)
+    config = load_config(known.config, overrides_of(known))
+    found = plan(config, ranks=_ranks(given.get("ranks", "1")), gpu="gpu" in given)
+    print(as_json(found) if given.get("format") == "json" else as_text(found))
+    for problem in found.problems:
+        print(f"would not start here: {problem}", file=sys.stderr)
+    return 1 if found.problems else 0
+
+
+def _ranks(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise ConfigError(f"--ranks = {text!r}: must be a whole number, 1 or more")
+    return int(text)
+
+
+def as_json(found: Plan) -> str:
+    """The plan for programs."""
+    return json.dumps(asdict(found), indent=1)
+
+
+def as_text(found: Plan) -> str:
+    """The plan for people: a heading a section, a line a fact."""
+    lines = []
+    for name, facts in found.sections.items():
+        width = max(map(len, facts))
+        lines.append(name)
+        lines += [f"  {fact:{width}}  {value}" for fact, value in facts.items()]
+    return "\n".join(lines)

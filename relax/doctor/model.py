@@ -1,0 +1,96 @@
+"""The size of a model, from its config.json alone; exact where its weights are there to count."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+from relax.errors import ArtifactError
+
+SHAPE = (
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "vocab_size",
+    "intermediate_size",
+)
+
+
+@dataclass(frozen=True)
+class ModelSize:
+    """A decoder's shape and its number of parameters."""
+
+    architecture: str
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    vocab_size: int
+    context_len: int
+    num_parameters: int
+    counted: bool
+    """True where the weights' headers gave the number, False where it follows from the shape."""
+
+    @property
+    def cache_values_per_token(self) -> int:
+        """Numbers that the key-value cache holds for one token."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim
+
+
+def model_size(directory: str | Path) -> ModelSize:
+    """The size of the model in `directory`; ArtifactError when its config.json does not say."""
+    path = Path(directory) / "config.json"
+    try:
+        told = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise ArtifactError(f"{path}: missing; a model in Hugging Face layout is needed") from None
+    except ValueError as error:
+        raise ArtifactError(f"{path}: damaged: {error}") from None
+    missing = [name for name in SHAPE if name not in told]
+    if missing:
+        raise ArtifactError(f"{path}: has no {', '.join(missing)}; the size cannot be told")
+    heads = told["num_attention_heads"]
+    kv_heads = told.get("num_key_value_heads", heads)
+    head_dim = told.get("head_dim") or told["hidden_size"] // heads
+    counted = count_weights(Path(directory), bool(told.get("tie_word_embeddings")))
+    return ModelSize(
+        architecture=(told.get("architectures") or ["?"])[0],
+        hidden_size=told["hidden_size"],
+        num_layers=told["num_hidden_layers"],
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        intermediate_size=told["intermediate_size"],
+        vocab_size=told["vocab_size"],
+        context_len=told.get("max_position_embeddings", 0),
+        num_parameters=counted or estimate(told, heads, kv_heads, head_dim),
+        counted=counted > 0,
+    )
+
+
+def estimate(told: dict, heads: int, kv_heads: int, head_dim: int) -> int:
+    """Parameters of a decoder with gated MLP: embedding, attention, MLP, norms and head."""
+    hidden, inner = told["hidden_size"], told["intermediate_size"]
+    attention = hidden * head_dim * (2 * heads + 2 * kv_heads)
+    layer = attention + 3 * hidden * inner + 2 * hidden + 2 * head_dim
+    embedding = told["vocab_size"] * hidden
+    ends = embedding if told.get("tie_word_embeddings") else 2 * embedding
+    return ends + told["num_hidden_layers"] * layer + hidden
+
+
+def count_weights(directory: Path, tied: bool) -> int:
+    """Parameters by the headers of the safetensors files, a tied head once; 0 without files."""
+    shapes: dict[str, list[int]] = {}
+    for path in directory.glob("*.safetensors"):
+        with path.open("rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            header = json.loads(file.read(length))
+        shapes |= {n: d["shape"] for n, d in header.items() if n != "__metadata__"}
+    if tied:
+        shapes.pop("lm_head.weight", None)
+    return sum(math.prod(shape) for shape in shapes.values())

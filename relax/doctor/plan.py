@@ -1,0 +1,189 @@
+"""The plan of a run: facts in sections, made from the configuration and the model's config.json."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from relax.algorithms import ALGORITHMS
+from relax.config import Config
+from relax.data.rows import read_rows
+from relax.doctor.memory import memory
+from relax.doctor.model import ModelSize, model_size
+from relax.errors import ArtifactError, ConfigError
+from relax.flags import nearest
+from relax.sizes import in_bytes
+from relax.stages import STAGES
+
+Facts = dict[str, Any]
+GIB = 2**30
+
+FILES = {"rollout": 4, "reward": 3, "score": 3, "advantage": 3, "update": 2, "evaluate": 3}
+"""Files that a committed stage leaves: its tables, its metrics, its manifest."""
+POLICY_FILES = 6
+TEXT_BYTES_PER_TOKEN = 4
+LIST_BYTES_PER_TOKEN = 4 + 4 + 1 / 8
+"""tokens, rollout_logp and mask of one response token."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What will run: sections of facts, and what keeps it from starting here."""
+
+    sections: dict[str, Facts]
+    problems: list[str]
+
+
+def plan(config: Config, *, ranks: int = 1, gpu: bool = False) -> Plan:
+    """What a run of `config` is made of, on `ranks` trainer ranks.
+
+    Raises ConfigError for an algorithm that is not in the table.
+    """
+    problems = missing(config)
+    size = None
+    if config.model.hf_checkpoint:
+        try:
+            size = model_size(config.model.hf_checkpoint)
+        except ArtifactError as error:
+            problems.append(str(error))
+    sections = {
+        "run": run_facts(config),
+        "algorithm": algorithm_facts(config),
+        "stages": stage_facts(config),
+        "batch": batch_facts(config, problems),
+        "memory per rank": memory(config, size, ranks=ranks, gpu=gpu) if size else {},
+        "disk": disk_facts(config, size, problems),
+    }
+    return Plan({name: facts for name, facts in sections.items() if facts}, problems)
+
+
+def missing(config: Config) -> list[str]:
+    """What `relax train` would refuse to start without."""
+    needed = {
+        "--run-dir": config.run.run_dir,
+        "--hf-checkpoint": config.model.hf_checkpoint,
+        "--prompt-data": config.data.prompt_data,
+    }
+    return [f"{flag}: not set" for flag, value in needed.items() if not value]
+
+
+def run_facts(config: Config) -> Facts:
+    """What it is and whether it exists already."""
+    root = config.run.run_dir
+    begun = bool(root) and (Path(root) / "run.json").exists()
+    return {
+        "directory": f"{root or 'not set'}{' (continues)' if begun else ''}",
+        "steps": config.run.num_rollout,
+        "model": config.model.hf_checkpoint or "not set",
+        "reference": config.model.ref_load or "none",
+        "engine": config.rollout.rollout_engine,
+        "reward": config.reward.custom_rm_path or config.reward.rm_type,
+    }
+
+
+def algorithm_facts(config: Config) -> Facts:
+    """The row of the table, as it stands."""
+    name = config.algorithm.advantage_estimator
+    if name not in ALGORITHMS:
+        raise ConfigError(
+            f"algorithm.advantage_estimator = {name!r}: known: {', '.join(ALGORITHMS)}"
+            f"{nearest(name, ALGORITHMS)}"
+        )
+    facts = {}
+    for field, value in asdict(ALGORITHMS[name]).items():
+        if isinstance(value, dict):
+            facts |= {f"{field} {setting}": why for setting, why in sorted(value.items())}
+        elif isinstance(value, str):
+            facts[field] = value
+        else:
+            facts[field] = ", ".join(sorted(map(str, value)))
+    return {field: value for field, value in facts.items() if value}
+
+
+def stage_facts(config: Config) -> Facts:
+    """Where each stage runs."""
+    names = [n for n in STAGES if n != "sft"]
+    if not config.evaluate.eval_prompt_data:
+        names.remove("evaluate")
+    return {name: config.placement_of(name) for name in names}
+
+
+def batch_facts(config: Config, problems: list[str]) -> Facts:
+    """From prompts over responses to optimizer steps and micro-batches."""
+    r, u = config.rollout, config.update
+    responses, steps = config.responses_per_rollout, config.optimizer_steps
+    per_step = responses // steps
+    longest = config.data.rollout_max_prompt_len + r.rollout_max_response_len
+    if u.micro_batch_size:
+        micro = f"{math.ceil(per_step / u.micro_batch_size)} of {u.micro_batch_size} responses"
+    else:
+        most = math.ceil(per_step * longest / u.max_tokens_per_gpu)
+        micro = f"at most {most} of {u.max_tokens_per_gpu} tokens"
+        if longest > u.max_tokens_per_gpu:
+            problems.append(
+                f"update.max_tokens_per_gpu = {u.max_tokens_per_gpu}: the longest prompt with the "
+                f"longest response has {longest} tokens; raise it to that"
+            )
+    facts: Facts = {
+        "rollout": f"{r.rollout_batch_size} prompts x {r.n_samples_per_prompt} = {responses} "
+        "responses",
+        "tokens": f"at most {responses * r.rollout_max_response_len} sampled a rollout",
+        "optimizer steps": f"{steps} a rollout, {steps * config.run.num_rollout} in all",
+        "optimizer step": f"{per_step // r.n_samples_per_prompt} groups = {per_step} responses",
+        "micro-batches": f"{micro} an optimizer step",
+    }
+    if config.data.prompt_data:
+        try:
+            count = len(read_rows(config.data.prompt_data))
+        except (ArtifactError, OSError) as error:
+            problems.append(str(error))
+        else:
+            drawn = r.rollout_batch_size * config.run.num_rollout
+            facts["prompts"] = f"{count} in the source, {drawn / count:.2f} epochs"
+    return facts
+
+
+def disk_facts(config: Config, size: ModelSize | None, problems: list[str]) -> Facts:
+    """Files and bytes, per step and in all; tables are kept, policies and checkpoints replaced."""
+    stages = stage_facts(config)
+    r, steps = config.rollout, config.run.num_rollout
+    tokens = config.responses_per_rollout * r.rollout_max_response_len
+    prompt_tokens = r.rollout_batch_size * config.data.rollout_max_prompt_len
+    lists = LIST_BYTES_PER_TOKEN + TEXT_BYTES_PER_TOKEN + (8 if "score" in stages else 0)
+    tables = tokens * lists + prompt_tokens * (4 + TEXT_BYTES_PER_TOKEN)
+    files = sum(FILES.get(name, 3) for name in stages if name != "evaluate")
+    facts: Facts = {
+        "tables": f"at most {in_bytes(tables)} a step, {in_bytes(tables * steps)} in all",
+        "files": f"{files} a step, about {files * steps} in all",
+    }
+    total = tables * steps
+    if size:
+        width = 4
+        policy = size.num_parameters * width
+        checkpoint = size.num_parameters * 12
+        keep = config.run.max_actor_ckpt_to_keep
+        kept = (keep + 2) * policy + keep * checkpoint
+        facts["policy"] = f"{in_bytes(policy)} each ({POLICY_FILES} files), {keep + 2} kept at most"
+        facts["checkpoint"] = f"{in_bytes(checkpoint)} each, {keep} kept"
+        facts["kept"] = f"{in_bytes(kept)} of policies and checkpoints at any time"
+        total += kept
+    facts["run"] = f"at most {in_bytes(total)}"
+    if config.run.run_dir:
+        free = shutil.disk_usage(_existing(Path(config.run.run_dir))).free
+        facts["free"] = in_bytes(free)
+        if free < total + config.run.min_free_gib * GIB:
+            problems.append(
+                f"run.run_dir: {in_bytes(free)} free, the run may take {in_bytes(total)} beside "
+                f"min_free_gib = {config.run.min_free_gib}"
+            )
+    return facts
+
+
+def _existing(path: Path) -> Path:
+    path = path.absolute()
+    while not path.exists():
+        path = path.parent
+    return path

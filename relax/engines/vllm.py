@@ -1,0 +1,216 @@
+"""The engine `vllm`: vLLM inside this process; weights of a new policy go into the live engine.
+
+Shape letters: B rows of the batch, V vocabulary.
+"""
+
+import gc
+import importlib
+import math
+import os
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from relax.engines import published
+from relax.engines.protocol import Request, Response, SamplingParams
+from relax.engines.stopping import check_prompts, listed, response_limits
+from relax.errors import ArtifactError, ConfigError
+
+# Read by vLLM when it is imported; what the user has set stays.
+_ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # in this process: starts in 3 s, not 30
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+_CPU_ENVIRONMENT = {
+    "TORCHDYNAMO_DISABLE": "1",  # else the first call compiles for 8-32 s
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+}
+
+
+class VLLMEngine:
+    """Samples with vLLM; float32 on a CPU, bfloat16 on GPUs.
+
+    `engine_options` go to `vllm.LLM` as they are (gpu_memory_utilization, max_num_seqs, ...).
+    A response is fixed by its request's seed whatever its batch, up to the rounding of logits.
+    vLLM replaces `torch.set_num_threads` in this process by a function that does nothing.
+    """
+
+    def __init__(self, *, tensor_parallel_size: int = 1, **engine_options: object) -> None:
+        self._is_cpu = not torch.cuda.is_available()
+        self._options = {
+            "dtype": "float32" if self._is_cpu else "bfloat16",
+            "enforce_eager": self._is_cpu,
+            "tensor_parallel_size": tensor_parallel_size,
+            # Temperature included; the raw mode leaves it out.
+            "logprobs_mode": "processed_logprobs",
+            "worker_extension_cls": "relax.engines.vllm.WorkerExtension",
+            "disable_log_stats": True,
+            **engine_options,
+        }
+        self._llm: Any = None
+
+    def load(self, policy: Path) -> None:
+        """Take the weights in `policy`: into the live engine where the architecture is the same.
+
+        A policy whose tied head is not published explicitly restarts the engine: vLLM's reload
+        would keep the old head without a word.
+
+        Raises:
+            ArtifactError: the directory is not whole.
+        """
+        names = frozenset().union(*published.weight_files(policy).values())
+        config = published.read_config(policy)
+        tokenizer = published.load_tokenizer(policy)
+        eos_ids = published.end_token_ids(policy, tokenizer)
+        if (
+            self._llm is not None
+            and published.same_architecture(config, self._config)
+            and "lm_head.weight" in names
+            and self._has_tokenizer == (tokenizer is not None)
+        ):
+            self._reload(policy)
+        else:
+            self.close()
+            self._llm = self._start(policy)
+        self._policy, self._config, self._eos_ids = policy, config, eos_ids
+        self._has_tokenizer = tokenizer is not None
+
+    def sample(self, requests: Sequence[Request], params: SamplingParams) -> list[Response]:
+        """Sample one response a request, in the order of the requests.
+
+        Raises:
+            ArtifactError: no policy loaded, a prompt that is not the model's, or log-probabilities
+                that are not finite (naming the requests).
+            ConfigError: stop strings with a policy that has no tokenizer.
+        """
+        if self._llm is None:
+            raise ArtifactError("engine vllm: no policy is loaded; call load first")
+        if params.stop and not self._has_tokenizer:
+            raise ConfigError(
+                f"sampling: stop = {params.stop!r} needs a tokenizer, and {self._policy} has none; "
+                "use stop_token_ids or publish the tokenizer with the policy"
+            )
+        model_config = self._llm.model_config
+        check_prompts(requests, model_config.get_vocab_size())
+        limits = response_limits(requests, params, model_config.max_model_len)
+        responses = [Response([], [], "length") for _ in requests]
+        asked = [i for i, limit in enumerate(limits) if limit > 0]
+        if not asked:
+            return responses
+        is_cut = params.is_truncated or params.min_tokens > 0
+        temperature = (params.temperature or 1.0) if is_cut else None
+        self._llm.collective_rpc("report_logp_of", args=(temperature,))
+        outputs = self._llm.generate(
+            [{"prompt_token_ids": list(requests[i].prompt_tokens)} for i in asked],
+            [self._vllm_params(requests[i].seed, limits[i], params) for i in asked],
+            use_tqdm=False,
+        )
+        for index, output in zip(asked, outputs, strict=True):
+            responses[index] = _response(output.outputs[0])
+        self._check_finite(responses)
+        return responses
+
+    def close(self) -> None:
+        """Shut vLLM down and give back its memory."""
+        if self._llm is None:
+            return
+        self._llm.llm_engine.engine_core.shutdown()
+        self._llm = None
+        _vllm("vllm.distributed").cleanup_dist_env_and_memory()
+        gc.collect()
+
+    def _reload(self, policy: Path) -> None:
+        try:
+            self._llm.collective_rpc("reload_weights", kwargs={"weights_path": str(policy)})
+            # No reload does this, and cached prefixes are of the old weights.
+            if not self._llm.reset_prefix_cache():
+                raise ArtifactError(f"engine vllm: prefix cache in use while loading {policy}")
+        except BaseException:
+            self.close()  # it may hold half of each version
+            raise
+
+    def _start(self, policy: Path) -> Any:
+        for name, value in (_ENVIRONMENT | (_CPU_ENVIRONMENT if self._is_cpu else {})).items():
+            os.environ.setdefault(name, value)
+        options = {"skip_tokenizer_init": not published.has_tokenizer(policy), **self._options}
+        return _vllm("vllm").LLM(model=str(policy), **options)
+
+    def _vllm_params(self, seed: int, limit: int, params: SamplingParams) -> Any:
+        ends = {*params.stop_token_ids, *(() if params.ignore_eos else self._eos_ids)}
+        return _vllm("vllm").SamplingParams(
+            temperature=params.temperature,
+            top_p=params.top_p,
+            top_k=params.top_k,
+            seed=seed,
+            max_tokens=limit,
+            # vLLM refuses more; the response is all minimum then.
+            min_tokens=min(params.min_tokens, limit),
+            # One set of end tokens, the same as that of the other engines.
+            ignore_eos=True,
+            stop_token_ids=sorted(ends),
+            stop=list(params.stop),
+            include_stop_str_in_output=True,
+            skip_special_tokens=False,
+            detokenize=bool(params.stop),
+            logprobs=0,
+            flat_logprobs=True,
+            output_kind=_vllm("vllm.sampling_params").RequestOutputKind.FINAL_ONLY,
+        )
+
+    def _check_finite(self, responses: Sequence[Response]) -> None:
+        bad = [i for i, x in enumerate(responses) if not all(map(math.isfinite, x.logp))]
+        if bad:
+            raise ArtifactError(
+                f"{self._policy}: log-probabilities are not finite for request {listed(bad)}; "
+                "the policy has diverged, go back to an earlier one"
+            )
+
+
+class WorkerExtension:
+    """Methods that vLLM mixes into its workers (`worker_extension_cls`)."""
+
+    model_runner: Any
+
+    def report_logp_of(self, temperature: float | None) -> None:
+        """Choose the distribution whose log-probabilities are reported.
+
+        None: the sampled one (vLLM's processed_logprobs), which is the full vocabulary's as long
+        as top-k, top-p and min_tokens remove nothing. Else the softmax of logits / temperature
+        over the full vocabulary, whatever was removed before sampling.
+
+        Raises:
+            ConfigError: a vLLM whose sampler cannot be told.
+        """
+        sampler = self.model_runner.sampler
+        is_told = hasattr(sampler, "compute_logprobs") and hasattr(sampler, "topk_topp_sampler")
+        if temperature is not None and not is_told:
+            raise ConfigError(
+                "engine vllm: top_p, top_k and min_tokens need log-probabilities that this vLLM's "
+                "model runner cannot report; set VLLM_USE_V2_MODEL_RUNNER=0 or leave them unset"
+            )
+        if is_told:
+            mode = "processed_logprobs" if temperature is None else "raw_logprobs"
+            sampler.logprobs_mode = sampler.topk_topp_sampler.logprobs_mode = mode
+            sampler.compute_logprobs = partial(_tempered_logp, temperature=temperature or 1.0)
+
+
+def _vllm(module: str) -> Any:
+    """A module of vLLM, imported when an engine starts (8-11 s)."""
+    return importlib.import_module(module)
+
+
+def _tempered_logp(logits_BV: Tensor, *, temperature: float) -> Tensor:
+    return torch.log_softmax(logits_BV.float() / temperature, dim=-1)
+
+
+def _response(output: Any) -> Response:
+    tokens = list(output.token_ids)
+    logp = list(output.logprobs.logprobs)
+    assert len(tokens) == len(logp)  # logprobs=0: the sampled token's and nothing else
+    return Response(tokens, logp, "stop" if output.finish_reason == "stop" else "length")

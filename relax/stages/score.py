@@ -1,0 +1,88 @@
+"""What models say of a step's responses before the update: old, reference and teacher, values.
+
+Shapes: T response positions of one response, K likeliest tokens.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from pathlib import Path
+
+import numpy as np
+
+from relax.algorithms import rules
+from relax.config import Config
+from relax.schema import SCORES
+from relax.stages.metrics import metric_table
+from relax.stages.perform import Inputs, Warm
+from relax.stages.training import learners_before, trainer_options
+from relax.stages.update import response_sequences, update
+from relax.store import Output, Run
+from relax.trainer.actor import TrainerOptions, TrainSequence
+from relax.trainer.sharded import ShardedModel
+
+Rows = list[np.ndarray]
+
+
+def run(config: Config, inputs: Inputs, output: Output, warm: Warm) -> None:
+    """Write the table `scores`: the columns that the algorithm and its settings ask for."""
+    wanted = rules.scores_needed(config)
+    options = trainer_options(config, temperature=config.rollout.rollout_temperature)
+    sequences = response_sequences(inputs.run, inputs.step)
+    columns: dict[str, Rows] = {}
+    top_k, likeliest = config.algorithm.opd_log_prob_top_k, None
+    start = time.perf_counter()
+    if wanted & {"old_logp", "value"} or top_k:
+        learners = learners_before(
+            inputs.run,
+            inputs.step,
+            warm,
+            options,
+            lambda learners, step: update(learners, config, inputs.run, step),
+        )
+        if "old_logp" in wanted:
+            columns["old_logp"] = learners.actor.logp(sequences, options.temperature)
+        if "value" in wanted:
+            assert learners.critic is not None
+            columns["value"] = learners.critic.values(sequences)
+        if top_k:
+            likeliest = learners.actor.top_words(sequences, top_k, options.temperature)
+    output.measure("seconds/policy", time.perf_counter() - start)
+    if "ref_logp" in wanted:
+        columns["ref_logp"] = frozen_logp(
+            reference_dir(inputs.run, inputs.step), sequences, options
+        )
+    if "teacher_logp" in wanted:
+        teacher = frozen(Path(config.model.opd_teacher_load), options)
+        columns["teacher_logp"] = teacher.rows(sequences, "logp", options.temperature)
+        if likeliest is not None:
+            found = teacher.top_words(sequences, top_k, options.temperature)
+            columns["top_k_overlap"] = [
+                overlap(ours, theirs) for ours, (theirs, _) in zip(likeliest, found, strict=True)
+            ]
+    output.write("scores", SCORES.table(sample_id=[s.sample_id for s in sequences], **columns))
+    output.write("metrics", metric_table([]))
+
+
+def reference_dir(run: Run, step: int) -> Path:
+    """The model that is the reference at `step`: ref_load, or a policy of this run."""
+    version = run.config.reference_version(step)
+    return run.policy_dir(version) if version else Path(run.config.model.ref_load)
+
+
+def frozen(directory: Path, options: TrainerOptions) -> ShardedModel:
+    """A model without an optimizer, once the one before it is freed."""
+    gc.collect()
+    return ShardedModel(directory, options, "logp")
+
+
+def frozen_logp(directory: Path, sequences: list[TrainSequence], options: TrainerOptions) -> Rows:
+    """Log-probabilities of a frozen model, which is freed again."""
+    return frozen(directory, options).rows(sequences, "logp", options.temperature)
+
+
+def overlap(ours_TK: np.ndarray, theirs_TK: np.ndarray) -> np.ndarray:
+    """Share of our K likeliest tokens that are among theirs, at each position: float32 [T]."""
+    shared_TK = (ours_TK[:, :, None] == theirs_TK[:, None, :]).any(-1)
+    return shared_TK.mean(-1, dtype=np.float32)

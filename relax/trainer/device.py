@@ -1,0 +1,69 @@
+"""Every branch between CUDA and the CPU: devices, backends, tiles, clocks and memory.
+
+Shapes: n and v a tile of response tokens and of the vocabulary, H hidden size.
+"""
+
+import resource
+
+import torch
+from torch import Tensor
+
+# Dense bfloat16 peak in FLOP/s by a word of the device's name.
+PEAK_FLOPS = {"B200": 2250e12, "H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12}
+
+
+def device_type() -> str:
+    """Where this process computes."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def backend() -> str:
+    """Process-group backend; gloo stays for host tensors: checkpoints, offload, small facts."""
+    return "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+
+
+def synchronize() -> None:
+    """Wait for the device, so that a clock read after it tells the truth."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def free_memory() -> None:
+    """Give cached device memory back to the other processes of the device."""
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def peak_memory_gib() -> float:
+    """Largest memory held so far: of the CUDA allocator, else of the process."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated() / 2**30
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+def peak_flops() -> float | None:
+    """The device's peak, where it is known."""
+    if not torch.cuda.is_available():
+        return None
+    name = torch.cuda.get_device_name()
+    return next((peak for word, peak in PEAK_FLOPS.items() if word in name), None)
+
+
+def logit_tile(num_tokens: int, num_words: int, kind: str) -> tuple[int, int]:
+    """Tokens and words of one float32 tile of logits.
+
+    On the CPU a tile of 1 MiB stays in the second-level cache; a GPU needs enough work in one
+    kernel and gets 256 MiB. Fastest of {128, 256, 512} x {512, 1024, 2048} on a CPU core.
+    """
+    tokens, budget = (256, 2**20) if kind == "cpu" else (4096, 2**28)
+    tokens = max(1, min(tokens, num_tokens))
+    return tokens, max(1, min(num_words, budget // 4 // tokens))
+
+
+def wide_logits(hidden_nH: Tensor, weight_vH: Tensor) -> Tensor:
+    """hidden @ weight.T in float32, also from bfloat16 factors: logits are not rounded."""
+    if hidden_nH.dtype == torch.float32:
+        return hidden_nH @ weight_vH.T
+    if hidden_nH.is_cuda:
+        return torch.mm(hidden_nH, weight_vH.T, out_dtype=torch.float32)
+    return hidden_nH.float() @ weight_vH.float().T

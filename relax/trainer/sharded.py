@@ -1,0 +1,148 @@
+"""A model spread over the ranks, and the way sequences go through it.
+
+Shapes: N response tokens of a micro-batch.
+"""
+
+import gc
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from transformers import AutoConfig
+
+from relax.trainer.batch import MicroBatch, lay_out
+from relax.trainer.build import HeadKind, build, fsdp_modules
+from relax.trainer.device import free_memory
+from relax.trainer.options import TrainerOptions
+from relax.trainer.packing import plan_count, plan_tokens
+from relax.trainer.ranks import ensure_group, gather, make_mesh
+from relax.trainer.sequences import TrainSequence
+
+Thing = TypeVar("Thing")
+
+
+class ShardedModel:
+    """Decoder and head over a mesh; every rank calls every method with the same arguments.
+
+    weights: Hugging Face name -> sharded parameter, sorted by name.
+    """
+
+    def __init__(self, model_dir: Path, options: TrainerOptions, head: HeadKind) -> None:
+        """Read a Hugging Face directory; each rank reads its own rows only."""
+        ensure_group()
+        self.options = options
+        self.model_dir = Path(model_dir)
+        self.mesh = make_mesh(options.replicate)
+        self.module = build(self.model_dir, options, head, self.mesh)
+        self.config = AutoConfig.from_pretrained(self.model_dir, local_files_only=True)
+        self.weights = self.module.named_weights()
+        self.device = torch.device(self.mesh.device_type)
+
+    @property
+    def embedding_name(self) -> str:
+        """Name of the weight that a tied head shares."""
+        table = self.module.decoder.get_input_embeddings().weight
+        return next(name for name, weight in self.weights.items() if weight is table)
+
+    def plan(self, sequences: Sequence[TrainSequence]) -> list[list[int]]:
+        """This rank's micro-batches, as indices into sequences; as many as any other rank's."""
+        lengths = [len(sequence.tokens) for sequence in sequences]
+        num_ranks = dist.get_world_size()
+        if self.options.micro_batch_size:
+            ranks = plan_count(lengths, self.options.micro_batch_size, num_ranks)
+        else:
+            ranks = plan_tokens(lengths, self.options.max_tokens_per_gpu, num_ranks)
+        return ranks[dist.get_rank()]
+
+    def lay_out(self, sequences: Sequence[TrainSequence]) -> MicroBatch:
+        """Pack the sequences of one micro-batch."""
+        row_tokens = self.options.row_tokens
+        if self.options.attention == "flash_attention_2":
+            # Its cost does not depend on the row's width: one row, no padding.
+            row_tokens = sum(len(sequence.tokens) for sequence in sequences)
+        return lay_out(sequences, row_tokens, self.device)
+
+    def outputs(self, batch: MicroBatch, temperature: float) -> dict[str, Tensor]:
+        """The head's float32 outputs at the N response tokens, by name."""
+        head = self.module.head
+        arguments = (batch.target_N, temperature) if "logp" in head.outputs else ()
+        values = self.module(batch.token_RL, batch.position_RL, batch.source_N, *arguments)
+        return dict(zip(head.outputs, values, strict=True))
+
+    def rows(
+        self, sequences: Sequence[TrainSequence], output: str, temperature: float
+    ) -> list[np.ndarray]:
+        """One output of every response without gradient: float32 [response_len], on every rank."""
+        mine: dict[int, np.ndarray] = {}
+        for members, batch in self._forward_only(sequences):
+            with torch.no_grad():
+                values_N = self.outputs(batch, temperature)[output]
+            rows = batch.unpack(values_N).cpu().numpy()
+            for row, index in zip(rows, members, strict=True):
+                mine[index] = row[: sequences[index].response_len].copy()
+        return self._in_order(mine, len(sequences))
+
+    def top_words(
+        self, sequences: Sequence[TrainSequence], num_top: int, temperature: float
+    ) -> list[tuple[np.ndarray, np.ndarray]]:
+        """The num_top likeliest words of every response token and their log-probabilities.
+
+        int64 and float32 [response_len, num_top], likeliest first; for distillation.
+        """
+        mine: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        for members, batch in self._forward_only(sequences):
+            with torch.no_grad():
+                inputs = (batch.token_RL, batch.position_RL, batch.source_N)
+                found = self.module(*inputs, batch.target_N, temperature, num_top)
+            words_NK, logp_NK = (value_NK.cpu().numpy() for value_NK in found)
+            start = 0
+            for index in members:
+                end = start + sequences[index].response_len
+                mine[index] = (words_NK[start:end], logp_NK[start:end])
+                start = end
+        return self._in_order(mine, len(sequences))
+
+    def _in_order(self, mine: dict[int, Thing], count: int) -> list[Thing]:
+        """Results of all ranks by index, once the gathered parameters are let go."""
+        self.reshard()
+        merged = {index: row for part in gather(mine) for index, row in part.items()}
+        return [merged[index] for index in range(count)]
+
+    def _forward_only(
+        self, sequences: Sequence[TrainSequence]
+    ) -> Iterator[tuple[list[int], MicroBatch]]:
+        for members in self.plan(sequences):
+            yield members, self.lay_out([sequences[index] for index in members])
+
+    def reshard(self) -> None:
+        """Free gathered parameters; without a backward pass the outermost ones would go stale."""
+        for module in fsdp_modules(self.module):
+            module.reshard()
+
+    def set_last_micro_batch(self, is_last: bool) -> None:
+        """Replicas exchange gradients once a step, after the last micro-batch."""
+        if self.options.replicate > 1:
+            self.module.set_requires_all_reduce(is_last)  # type: ignore[operator]
+
+
+def score_logp(
+    model_dir: Path,
+    sequences: Sequence[TrainSequence],
+    *,
+    temperature: float,
+    options: TrainerOptions,
+) -> list[np.ndarray]:
+    """Log-probabilities under a model that is loaded for this call and freed after it.
+
+    For reference and teacher, one after another, so that they never share memory.
+    """
+    model = ShardedModel(model_dir, options, "logp")
+    rows = model.rows(sequences, "logp", temperature)
+    del model
+    gc.collect()
+    free_memory()
+    return rows

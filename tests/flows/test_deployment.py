@@ -1,0 +1,126 @@
+"""`prefect deployment run` against a real server and a real worker."""
+
+import json
+import time
+import urllib.request
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from relax.store import Run
+from slurm.jobs import living
+
+pytestmark = pytest.mark.integration
+
+
+def of_server(environment, kind: str, **filters):
+    request = urllib.request.Request(
+        f"{environment['PREFECT_API_URL']}/{kind}/filter",
+        data=json.dumps(filters).encode(),
+        headers={"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        return json.load(answer)
+
+
+def test_killed_worker_run_again_continues(settings, deployment, deployment_run, prefect_server):
+    """A worker killed mid-run: the deployment is run again and continues."""
+    worker = deployment()
+    settings |= {"num_rollout": 60}
+    deployment_run(settings)
+    done_at_kill = wait_for_updates(settings["run_dir"], 3)
+    worker.kill()
+    assert done_at_kill < 60, "the run was over before the worker was killed"
+    first = Run.open(settings["run_dir"]).committed(0, "rollout")
+
+    deployment()
+    settings |= {"num_rollout": done_at_kill + 3}
+    deployment_run(settings, "--watch")
+    run = Run.open(settings["run_dir"])
+    assert run.num_updates() >= done_at_kill + 3
+    assert run.committed(0, "rollout") == first  # nothing was sampled again
+
+    states = task_states(prefect_server)
+    assert sorted(states["0000-rollout"]) == ["Completed", "Reused"]
+    assert states[f"{done_at_kill + 2:04d}-update"] == ["Completed"]
+    kinds = {(a["type"], a["key"]) for a in of_server(prefect_server, "artifacts")}
+    assert ("table", "steps") in kinds
+    links = [a["data"] for a in of_server(prefect_server, "artifacts") if a["key"] is None]
+    assert any(run.root.as_uri() in link for link in links)
+
+
+def test_cancelling_takes_the_flow_and_its_jobs(
+    settings, deployment, deployment_run, prefect_cli, prefect_server
+):
+    deployment()
+    settings |= {"num_rollout": 500, "placement": "job"}
+    deployment_run(settings)
+    wait_for_updates(settings["run_dir"], 1)
+    jobs = Path(settings["run_dir"]) / "jobs"
+    until(lambda: living(jobs), "no job was running")
+    running = of_server(prefect_server, "flow_runs", sort="START_TIME_DESC")[0]["id"]
+    prefect_cli("flow-run", "cancel", running)
+    assert state_of(prefect_server, running) == "Cancelled"
+    assert living(jobs) == []
+
+
+def test_cancelling_a_run_that_no_worker_watches(settings, prefect_server, prefect_cli, relax):
+    """The flow asks the server itself, ends after the stage in hand, and keeps what it has."""
+    process = relax("train", settings | {"num_rollout": 500}, prefect_server)
+    wait_for_updates(settings["run_dir"], 1)
+    running = of_server(prefect_server, "flow_runs", sort="START_TIME_DESC")[0]["id"]
+    prefect_cli("flow-run", "cancel", running)
+    assert process.wait(timeout=120) == 130
+    assert state_of(prefect_server, running) == "Cancelled"
+    assert 1 <= Run.open(settings["run_dir"]).num_updates() < 500
+
+
+def test_without_a_server_prefect_brings_its_own(settings, relax, tmp_path):
+    process = relax("train", settings, {"PREFECT_HOME": str(tmp_path / "home")})
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, output
+    assert "starting a temporary Prefect server" in output
+    assert Run.open(settings["run_dir"]).num_updates() == 2
+
+
+def state_of(environment, run_id: str) -> str:
+    """The state that a flow run ends in."""
+    for _ in range(600):
+        name = next(
+            r["state_name"] for r in of_server(environment, "flow_runs") if r["id"] == run_id
+        )
+        if name not in ("Running", "Cancelling", "Pending", "Scheduled"):
+            return name
+        time.sleep(0.2)
+    raise AssertionError(f"flow run {run_id} did not end")
+
+
+def task_states(environment) -> dict[str, list[str]]:
+    """Task name -> the states of all its runs."""
+    states = defaultdict(list)
+    for task_run in of_server(environment, "task_runs"):
+        states[task_run["name"]].append(task_run["state_name"])
+    return states
+
+
+def wait_for_updates(run_dir, wanted: int) -> int:
+    """How many updates there are once there are `wanted`."""
+
+    def enough() -> int:
+        try:
+            done = Run.open(run_dir).num_updates()
+        except ValueError:
+            return 0
+        return done if done >= wanted else 0
+
+    return until(enough, f"{run_dir}: {wanted} updates did not come")
+
+
+def until(ask, complaint: str):
+    """The first true answer of `ask`."""
+    for _ in range(1200):
+        if answer := ask():
+            return answer
+        time.sleep(0.1)
+    raise AssertionError(complaint)
