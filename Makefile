@@ -6,7 +6,7 @@ export OMP_NUM_THREADS ?= 1
 TASK ?= max3
 SEED ?= 1
 
-.PHONY: demo demo-llm test test-fast test-all test-gpu lint clean
+.PHONY: demo demo-llm test test-fast test-all test-gpu lint clean docs
 
 demo: .venv/.light           ## watch a tiny model learn, in about two minutes
 	$(BIN)/python -m flows.demo --task $(TASK) --seed $(SEED)
@@ -25,6 +25,9 @@ test-all: .venv/.full        ## learning curves and the whole crash matrix as we
 
 test-gpu: .venv/.full        ## the branches that need one CUDA device
 	$(BIN)/python -m pytest -m gpu
+
+docs: .venv/.light           ## write the pages of docs/ that come from the code
+	$(BIN)/python -m relax.reference
 
 lint: .venv/.full
 	$(BIN)/ruff check .

@@ -255,6 +255,8 @@ class UpdateSection(Section):
     """Responses per micro-batch; 0: packed by max_tokens_per_gpu instead."""
     max_tokens_per_gpu: PositiveInt = 8192
     """Token budget of a packed micro-batch."""
+    skip_zero_advantage: bool = False
+    """Leave responses out that move nothing; metrics over all tokens are then not reported."""
 
 
 class EvaluateSection(Section):

@@ -34,6 +34,8 @@ def obtain(session: Session, step: int, stage: str) -> Job | None:
         if session.run.manifest(step, stage) is not None:
             return job
         if job is not None:
+            name = f"{step:06d}-{stage}"
+            print(f"{name}: its job {job.job_id} is running; waiting for it", file=sys.stderr)
             return job
         if not pending:
             job = _claim_and_submit(session, step, stage)

@@ -49,7 +49,9 @@ def job(session: Session, step: int, stage: str) -> Manifest:
     working = obtain(session, step, stage)
     if working is not None:
         wait(session, step, stage, working)
-    return session.run.committed(step, stage)
+    manifest = done(session.run, step, stage)  # an earlier flow's job may have had other settings
+    assert manifest is not None
+    return manifest
 
 
 PLACEMENTS: dict[str, Callable[[Session, int, str], Manifest]] = {"inline": inline, "job": job}

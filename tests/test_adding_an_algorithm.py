@@ -37,7 +37,8 @@ def recipe(root, run_dir):
     """recipe.toml of the page's command: two steps on a tiny model; rewards are real numbers."""
     base = prepare(root, "max3", 3)
     (root / "closeness.py").write_text(
-        "def closeness(response_text, label):\n    return len(response_text) % 4 + (label in response_text)\n"
+        "def closeness(response_text, label):\n"
+        "    return len(response_text) % 4 + (label in response_text)\n"
     )
     (root / "recipe.toml").write_text(
         f"""
@@ -76,7 +77,8 @@ def test_by_flags_alone(here):
         low, high = sorted(own)[1:3]
         assert advantage[inside] == pytest.approx(own - (low + high) / 2)
     metric = rows(run.table(1, "update", "metrics"))
-    found = dict(zip(zip(metric.optimizer_step, metric.metric, strict=True), metric.value))
+    columns = zip(metric.optimizer_step, metric.metric, metric.value, strict=True)
+    found = {(place, name): value for place, name, value in columns}
     assert found[0, "train/ois"] == pytest.approx(1, abs=1e-5)
     assert found[2, "train/ois"] != 1.0  # the third step of a rollout has a ratio to speak of
     assert {value for (_, name), value in found.items() if name == "train/pg_clipfrac"} == {0.0}

@@ -10,7 +10,7 @@ SECTIONS = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", PAGE, re.DOTALL | re.
 
 
 def test_every_row_has_a_section_with_its_paper_and_its_settings():
-    shared = SECTIONS["What"] if "What" in SECTIONS else PAGE
+    shared = SECTIONS.get("What", PAGE)
     for row in ALGORITHMS.values():
         section = SECTIONS[row.name]
         assert row.paper in section

@@ -21,6 +21,8 @@ FENCE = re.compile(r"^```[^\n]*\n(.*?)^```", re.S | re.M)
 INLINE = re.compile(r"`(relax [^`]+)`")
 RUNS = {"sql", "show", "verify", "export"}
 """Commands that take a run: what follows is checked by their own parsers."""
+SETTINGS = {"train", "sft", "evaluate", "check"}
+"""Commands that take every setting as a flag. Of any other it is checked that it exists."""
 
 
 def commands(text):
@@ -68,6 +70,8 @@ def check(line):
     if name in RUNS:
         with contextlib.suppress(SystemExit, ArtifactError):
             cli.command(name)([w.replace("RUN", "no-such-run") for w in words[1:]])
+        return
+    if name not in SETTINGS:
         return
     parser = build_parser(f"relax {name}", "")
     for flag in ("--no-prefect", "--format", "--ranks", "--gpu", "-h"):

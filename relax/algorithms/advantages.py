@@ -208,7 +208,8 @@ def _row_blocks(mask_BT: Tensor) -> list[slice]:
 def _last_valid(valid_BT: Tensor) -> tuple[Tensor, Tensor]:
     """Responses that have a valid token, and the place of the last one of each."""
     if valid_BT.shape[1] == 0:
-        return (torch.zeros(0, dtype=torch.long, device=valid_BT.device),) * 2
+        nothing = torch.zeros(0, dtype=torch.long, device=valid_BT.device)
+        return nothing, nothing
     place_T = torch.arange(1, valid_BT.shape[1] + 1, dtype=torch.int32, device=valid_BT.device)
     last_B = (valid_BT * place_T).amax(1)
     row_B = last_B.nonzero().flatten()

@@ -38,7 +38,7 @@ STAGES: dict[str, Stage] = {
         Stage(
             "rollout",
             "relax.stages.rollout:run",
-            code=1,
+            code=2,
             reads=("run", "seeds", "data", "rollout"),
             writes=("prompts", "responses", "metrics"),
             sources=("policy", "tokenizer", "prompts"),

@@ -34,9 +34,9 @@ def run(config: Config, inputs: Inputs, output: Output, warm: Warm) -> None:
         ]
     )
     output.measure("seconds/verify", time.perf_counter() - start)
-    check_finite(reward_B, response.sample_id)
+    check_finite(reward_B, response.sample_id, "the verifier")
     processed_B = post_processed(config.algorithm, reward_B, response.group_id)
-    check_finite(processed_B, response.sample_id)
+    check_finite(processed_B, response.sample_id, "the post-processing")
     output.write(
         "rewards",
         REWARDS.table(
@@ -77,11 +77,11 @@ def post_processed(
     return found_B
 
 
-def check_finite(reward_B: np.ndarray, sample_id_B: np.ndarray) -> None:
-    """Raise ArtifactError naming the samples whose reward is NaN or infinite."""
+def check_finite(reward_B: np.ndarray, sample_id_B: np.ndarray, origin: str) -> None:
+    """Raise ArtifactError naming the samples whose reward is NaN or infinite, and who gave it."""
     bad = np.flatnonzero(~np.isfinite(reward_B))
     if len(bad):
         shown = ", ".join(f"{sample_id_B[i]} ({reward_B[i]})" for i in bad[:5])
         raise ArtifactError(
-            f"reward: not a finite number for {len(bad)} samples: {shown}; mend the verifier"
+            f"reward: not a finite number for {len(bad)} samples: {shown}; mend {origin}"
         )

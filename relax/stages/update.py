@@ -30,6 +30,20 @@ from relax.store import Output, Run, rows
 from relax.trainer.actor import Actor, LossParts, TrainSequence
 from relax.trainer.critic import Critic
 
+KNOWN_WHEN_SKIPPING = {
+    "train/loss",
+    "train/pg_loss",
+    "train/silenced_frac",
+    "train/grad_norm",
+    "train/lr",
+    "train/skipped_steps",
+    "train/m2po_eps_low",
+    "train/m2po_eps_high",
+    "train/ppo_kl_m2_before",
+    "train/ppo_kl_m2_after",
+}
+"""Metrics that responses without advantage add nothing to."""
+
 
 def run(config: Config, inputs: Inputs, output: Output, warm: Warm) -> None:
     """Write the table `metrics` and publish the new policy, with a checkpoint when one is due."""
@@ -88,9 +102,22 @@ def actor_step(
     temperature = config.rollout.rollout_temperature
     bounds = whole_bounds(actor, batch, row, settings, temperature) if bounded and moved else None
     loss = step_loss(row, settings, counts, bounds=bounds, custom_objective=custom)
-    found = actor.train_step(batch, lambda tensors: LossParts(*loss(tensors)))
+    trained = moving(batch) if config.update.skip_zero_advantage else batch
+    found = actor.train_step(trained, lambda tensors: LossParts(*loss(tensors)))
     own = bound_metrics(bounds, row) if bounded else {}
-    return _named(found, "train/") | own | overlap_metric(batch, counts)
+    metrics = _named(found, "train/") | own | overlap_metric(batch, counts)
+    if config.update.skip_zero_advantage:
+        return {name: metrics[name] for name in metrics if name in KNOWN_WHEN_SKIPPING}
+    return metrics
+
+
+def moving(batch: list[TrainSequence]) -> list[TrainSequence]:
+    """The responses whose advantage is not 0 throughout: the others have no gradient.
+
+    At least one goes through, for a step without a gradient still moves by its momentum.
+    """
+    moved = [s for s in batch if (s.fields["advantage"] * s.fields["mask"] != 0).any()]
+    return moved or batch[:1]
 
 
 def critic_step(

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from relax.trainer.device import logit_tile, wide_logits
+from relax.trainer.device import add_product, logit_tile, wide_logits
 
 
 def linear_logp(
@@ -91,9 +91,9 @@ class _LinearLogp(torch.autograd.Function):
                     p_nv = logp_nv.exp()
                     grad_nv = logp_nv.mul_(grad_entropy_n1).add_(offset_n1).neg_().mul_(p_nv)
                 grad_nv = grad_nv.to(weight_VH.dtype)
-                grad_hidden_NH[tokens] += grad_nv @ weight_VH[words]
+                add_product(grad_hidden_NH[tokens], grad_nv, weight_VH[words])
                 if grad_weight_VH is not None:
-                    grad_weight_VH[words] += grad_nv.T @ hidden_nH
+                    add_product(grad_weight_VH[words], grad_nv.T, hidden_nH)
             grad_hidden_NH[tokens] += grad_logp_n[:, None] * weight_VH[target_N[tokens]]
         grad_hidden_NH = (grad_hidden_NH / ctx.temperature).to(hidden_NH.dtype)
         if grad_weight_VH is not None:

@@ -8,13 +8,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TypeVar
 
-import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore, HashStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from relax.errors import ConfigError
-from relax.trainer.device import backend, device_type
+from relax.trainer.device import backend, device_type, take_device
 
 Thing = TypeVar("Thing")
 
@@ -27,6 +26,7 @@ def joined(rank: int, num_ranks: int, store_path: Path, timeout_s: float) -> Ite
     raise: nothing hangs. The group is left explicitly: left to the interpreter's exit, gloo's
     threads abort one process in a few (seen with torch 2.13).
     """
+    take_device(rank)
     timeout = timedelta(seconds=timeout_s)
     store = FileStore(str(store_path), num_ranks)
     store.set_timeout(timeout)
@@ -50,9 +50,7 @@ def ensure_group() -> None:
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         dist.init_process_group(backend(), store=HashStore(), rank=0, world_size=1)
         return
-    if device_type() == "cuda":
-        local = int(os.environ.get("LOCAL_RANK", "0"))
-        torch.cuda.set_device(local % torch.cuda.device_count())
+    take_device(int(os.environ.get("LOCAL_RANK", "0")))
     timeout = timedelta(seconds=float(os.environ.get("RANK_TIMEOUT_S", "1800")))
     dist.init_process_group(backend(), init_method="env://", timeout=timeout)
 

@@ -107,14 +107,14 @@ class Lab:
         """`relax train --no-prefect` in a child."""
         return self.relax("train", "--no-prefect", *flags(self.settings(run_dir, **more)))
 
-    def start(self, run_dir: Path, gate: Path) -> subprocess.Popen[str]:
+    def start(self, run_dir: Path, gate: Path, **more: Any) -> subprocess.Popen[str]:
         """`relax train --no-prefect` as a process of its own, which waits in its first reward."""
         process = subprocess.Popen(
-            [RELAX, "train", "--no-prefect", *flags(self.settings(run_dir))],
+            [RELAX, "train", "--no-prefect", *flags(self.settings(run_dir, **more))],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env=environment(CRASH_GATE=str(gate)),
+            env=environment(CRASH_GATE=str(gate), CRASH_LOG=str(gate.with_name("calls.log"))),
         )
         while not gate.with_name(gate.name + ".reached").exists():
             assert process.poll() is None, process.stdout and process.stdout.read()

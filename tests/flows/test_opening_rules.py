@@ -1,4 +1,4 @@
-"""Before a run is opened: rules of the algorithm, the user's functions, and what is not built yet."""
+"""Before a run is opened: the algorithm's rules, the user's functions, what is not built yet."""
 
 import pytest
 

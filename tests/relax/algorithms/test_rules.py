@@ -55,7 +55,7 @@ RLOO_TABLE = {  # first words of the page's row: [(what breaks it, what the mess
             "rollout.n_samples_per_prompt = 1: must be at least 2",
         )
     ],
-    "--rollout-batch-size × --n-samples-per-prompt equals --global-batch-size": [
+    "--rollout-batch-size \u00d7 --n-samples-per-prompt equals --global-batch-size": [
         (
             {"rollout_batch_size": 4, "n_samples_per_prompt": 8, "global_batch_size": 16},
             "update.global_batch_size = 16: must be rollout_batch_size * n_samples_per_prompt = 32",
@@ -187,6 +187,8 @@ REFUSALS = [
     ("grpo", {"fully_async": True, "use_dynamic_global_batch_size": True}, "with fully_async"),
     ("grpo", {"use_opd": True}, "use_opd = True: needs opd_teacher_load"),
     ("grpo", {"opd_only_reward": True}, "opd_only_reward = True: must be off"),
+    ("gspo", {"custom_loss_path": "mine:loss", "gamma": 0.9}, "gspo does not use it"),
+    ("gspo", {"custom_loss_path": "mine:loss", "kl_coef": 0.9, "ref_load": "r"}, "not use it"),
 ]
 
 
@@ -227,7 +229,8 @@ ACCEPTED = [
     ("reinforce_plus_plus_baseline", {"kl_loss_type": "k2"}),
     ("ppo", {"kl_coef": 0.01, "ref_load": "r", "lambd": 0.95, "normalize_advantages": True}),
     ("grpo", {"use_kl_loss": True, "ref_load": "r"}),
-    ("gspo", {"custom_loss_path": "mine:loss", "gamma": 0.9}),
+    ("gspo", {"custom_loss_path": "mine:loss", "eps_clip_c": 2.0, "sapo_tau_pos": 3.0}),
+    ("gspo", {"custom_advantage_path": "mine:loss", "gamma": 0.9}),
 ]
 
 
@@ -350,7 +353,7 @@ def test_nothing_is_reset_without_a_change_of_algorithm(tmp_path):
     for overrides in (None, {"lr": "1e-4"}, {"advantage_estimator": "grpo"}):
         config, line = load(path, overrides)
         assert line == ""
-        with pytest.raises(ConfigError, match="sapo_tau_pos = 3.0"):
+        with pytest.raises(ConfigError, match=r"sapo_tau_pos = 3\.0"):
             rules.check(config)
     assert load(None, {"advantage_estimator": "rloo", "eps_clip": "0.1"})[1] == ""
 

@@ -127,7 +127,7 @@ def test_unbiased_kl_has_the_gradient_of_the_ratio():
 
 def test_tis_golden():
     """exp(d) = 1/2, 1, 2: with the upper clip at 1.5 one token changes."""
-    found, gradient_BT = evaluate("grpo", {"use_tis": True, "tis_clip": 1.5})
+    found, _ = evaluate("grpo", {"use_tis": True, "tis_clip": 1.5})
     assert found["pg_loss"] == pytest.approx(((-1.2 * 0.5 - 1.0) / 2 + 0.8 * 1.5) / 2)
     assert found["tis"] == pytest.approx(3.5 / 3)
     assert found["tis_clipfrac"] == pytest.approx(1 / 3)
@@ -143,7 +143,7 @@ def test_icepop_golden():
 
 
 def test_opsm_golden():
-    found, gradient_BT = evaluate("grpo", {"use_opsm": True, "opsm_delta": 0.6})
+    found, _ = evaluate("grpo", {"use_opsm": True, "opsm_delta": 0.6})
     assert found["opsm_clipfrac"] == pytest.approx(1 / 3)  # A < 0, mean(old - logp) = ln 2
     assert found["pg_loss"] == pytest.approx(-1.1 / 2)
     assert found["entropy_loss"] == pytest.approx(1.0)  # denominators stay
@@ -241,7 +241,7 @@ def test_critic_loss_golden():
 
 
 def test_an_objective_of_the_users_own():
-    def square(logp_BT, old_logp_BT, advantage_BT, mask_BT, power=2.0, entropy_coef=0.0):
+    def square(logp_BT, old_logp_BT, advantage_BT, mask_BT, *, power=2.0, entropy_coef=0.0):
         assert entropy_coef == 0.25  # a setting of that name reaches it
         return (logp_BT - old_logp_BT).abs() ** power, mask_BT == 7
 

