@@ -28,8 +28,6 @@ class Stage:
     """The stage of the step before that it goes on from."""
     runs_on: Literal["rank 0", "every rank"] = "rank 0"
     """Which ranks of a job compute it; the others wait."""
-    numerics: Literal["torch", "python"] = "torch"
-    """What computes; a stage without tensors starts seconds sooner."""
 
 
 STAGES: dict[str, Stage] = {
@@ -51,7 +49,6 @@ STAGES: dict[str, Stage] = {
             writes=("rewards", "metrics"),
             after=("rollout",),
             sources=("custom_rm_path", "custom_reward_post_process_path"),
-            numerics="python",
         ),
         Stage(
             "score",

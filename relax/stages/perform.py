@@ -65,8 +65,7 @@ def perform(run_dir: str, step: int, name: str, attempt: str, warm: Warm | None 
     """
     started = time.time()
     run, stage, warm = Run.open(run_dir), STAGES[name], warm or Warm()
-    if stage.numerics == "torch" or _size() > 1:
-        _settle_numerics(run)
+    _settle_numerics(run)
     manifest = _from_first(done(run, step, name) if _rank() == 0 else None)
     if manifest is not None:
         return manifest

@@ -13,12 +13,3 @@ def test_flows_load_nothing_heavy(module):
     code = f"import sys, {module}; print([m for m in {HEAVY} if m in sys.modules])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
-
-
-def test_nodes_of_a_reward_job_load_no_torch():
-    code = (
-        "import sys, slurm.entry, relax.stages.perform, relax.stages.reward;"
-        "print([m for m in ('torch', 'prefect', 'transformers') if m in sys.modules])"
-    )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "[]"
