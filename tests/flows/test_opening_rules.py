@@ -28,11 +28,6 @@ def test_not_built_yet(setting, value):
     assert f"{setting} = {value}: not built yet; leave it at" in line
 
 
-def test_scores_that_nothing_computes_yet():
-    (line,) = refused(use_kl_loss=True, ref_load="reference")
-    assert "needs ref_logp before advantages are made: not built yet" in line
-
-
 def test_the_rules_come_first():
     (line,) = refused(advantage_estimator="rloo", fully_async=True, calculate_per_token_loss=True)
     assert line.startswith("rollout.fully_async = True: must be off; rloo:")

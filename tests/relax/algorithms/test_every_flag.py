@@ -48,6 +48,8 @@ CHANGES = {
 ELSEWHERE = {  # in the tests of the stages, of the rules and of docs/adding_an_algorithm.md
     "advantage_estimator",
     "num_critic_only_steps",
+    "ref_update_interval",
+    "opd_log_prob_top_k",
     "drop_incomplete_groups",
     "mask_truncated",
     "custom_advantage_path",

@@ -9,7 +9,9 @@ from relax.algorithms import rules
 from relax.errors import ArtifactError
 from relax.flags import load_config
 from relax.schema import SCORES
+from relax.stages import STAGES
 from relax.stages.advantage import kept
+from relax.stages.keys import key_parts
 from relax.stages.perform import Warm, perform
 from relax.store import Output, Run, rows
 
@@ -42,6 +44,8 @@ def start(model, tmp_path):
             "lr": 1e-2,
             **given,
         }
+        if given.get("ref_load"):
+            settings["ref_load"] = str(base)
         config = load_config(None, settings)
         rules.check(config)
         run = Run.start(config, fingerprints(config), about(10))
@@ -68,7 +72,7 @@ def test_m2po_with_several_steps_bounds_the_later_ones(start):
         m2po_miniclip_high=0.0,
         use_tis=True,
     )
-    for name in ("rollout", "reward", "advantage", "update"):
+    for name in ("rollout", "reward", "score", "advantage", "update"):
         do(name)
     first, second = metrics_of(run, "update")
     assert first["train/ppo_kl_m2_before"] == 0.0 and "train/m2po_eps_low" not in first
@@ -92,7 +96,7 @@ def test_micro_batches_do_not_show(start, tmp_path):
             use_opsm=True,
             entropy_coef=0.01,
         )
-        for name in ("rollout", "reward", "advantage", "update"):
+        for name in ("rollout", "reward", "score", "advantage", "update"):
             do(name)
         found.append(metrics_of(run, "update"))
     for others in found[1:]:
@@ -116,7 +120,9 @@ def test_rloo_diagnostics_are_written(start):
 
 
 def write_scores(run, **columns):
-    output = Output(run.root, 0, "score", "a1", "key", {})
+    output = Output(
+        run.root, 0, "score", attempt="a1", key_parts=key_parts(run, 0, STAGES["score"])
+    )
     ids = rows(run.table(0, "rollout", "responses")).sample_id
     output.write("scores", SCORES.table(sample_id=ids, **columns))
     output.commit()
@@ -127,7 +133,7 @@ def test_reinforce_plus_plus_reads_the_scores(start):
         advantage_estimator="reinforce_plus_plus",
         normalize_advantages=True,
         kl_coef=0.5,
-        ref_load="reference",
+        ref_load="base",
         num_steps_per_rollout=2,
     )
     do("rollout")
