@@ -46,6 +46,7 @@ def launch(
     ):
         session.plan = planned(steps, session)
         steps(session, do)
+        session.finish()
     progress.summary(session.run.root)
 
 

@@ -64,6 +64,13 @@ class Session:
         if job.folder not in self._served:
             self._served.append(job.folder)
 
+    def finish(self, patience_s: float = 3.0) -> None:
+        """At the end of a flow: pack what the last jobs leave, once they are out of the way."""
+        until = time.monotonic() + patience_s
+        while self._served and time.monotonic() < until:
+            self._served = [f for f in self._served if not records.settle(f, lingering_s=1.0)]
+            time.sleep(0.1 if self._served else 0.0)
+
     def _settle(self) -> None:
         self._served = [folder for folder in self._served if not records.settle(folder)]
 
