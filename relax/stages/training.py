@@ -35,7 +35,8 @@ class Learners:
     @property
     def parts(self) -> dict[str, Learner]:
         """Those that there are, by the name of their directory in a checkpoint."""
-        return {"actor": self.actor} | ({"critic": self.critic} if self.critic else {})
+        parts: dict[str, Learner] = {"actor": self.actor}
+        return parts if self.critic is None else {**parts, "critic": self.critic}
 
     def save(self, directory: Path) -> None:
         """Write a checkpoint: one directory for each of them, so that they stay in step."""
@@ -71,7 +72,7 @@ def train_and_publish(
 
     def write_checkpoint(directory: Path) -> str:
         learners.save(directory)
-        return content_hash(directory)
+        return content_hash(directory) if output.rank == 0 else ""
 
     output.publish(POLICIES, step + 1, write_policy)
     if checkpoint_due(run.config, step, output.stage):

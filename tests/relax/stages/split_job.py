@@ -79,7 +79,7 @@ def config_of(name: str) -> Config:
     config = load_config(
         None,
         {
-            "advantage_estimator": name.split(" ")[0],
+            "advantage_estimator": name.split(" ", maxsplit=1)[0],
             "rollout_batch_size": GROUPS,
             "n_samples_per_prompt": GROUP,
             "rollout_max_response_len": LIMIT,
@@ -209,7 +209,7 @@ def all_in(dtype: str) -> Iterator[None]:
 
 
 def all_cases(models: Path, dtype: str) -> dict[str, dict[str, Any]]:
-    """case -> layout -> result on this many ranks. Layouts: R ranks, M micro-batches; 3 in another order."""
+    """case -> layout -> result on this many ranks. R ranks, M micro-batches; 3 in another order."""
     ranks = dist.get_world_size() if dist.is_initialized() else 1
     logp_B = torch.load(models / "logp.pt", weights_only=False)
     found: dict[str, dict[str, Any]] = {}
