@@ -30,7 +30,7 @@ class Learners:
     critic: Critic | None
 
     @property
-    def parts(self) -> dict[str, Learner]:
+    def parts(self) -> Mapping[str, Learner]:
         """Those that there are, by the name of their directory in a checkpoint."""
         return {"actor": self.actor} | ({"critic": self.critic} if self.critic else {})
 

@@ -67,7 +67,7 @@ class ShardedModel:
         return lay_out(sequences, row_tokens, self.device)
 
     def outputs(self, batch: MicroBatch, temperature: float) -> dict[str, Tensor]:
-        """The head's outputs at the N response tokens, by name; float32, or float64 if that computes."""
+        """The head's outputs at the N response tokens, by name; float32 (float64 of float64)."""
         head = self.module.head
         arguments = (batch.target_N, temperature) if "logp" in head.outputs else ()
         values = self.module(batch.token_RL, batch.position_RL, batch.source_N, *arguments)

@@ -50,8 +50,14 @@ ROWS: dict[str, dict[str, Any]] = {
 }
 VARIANTS: dict[str, dict[str, Any]] = {
     "grpo all at once": {
-        **TWO, **KL, "use_unbiased_kl": True, "entropy_coef": 0.01, "use_tis": True,
-        "use_opsm": True, "eps_clip_c": 1.5, "eps_clip_high": 0.3,
+        **TWO,
+        **KL,
+        "use_unbiased_kl": True,
+        "entropy_coef": 0.01,
+        "use_tis": True,
+        "use_opsm": True,
+        "eps_clip_c": 1.5,
+        "eps_clip_high": 0.3,
     },
     "grpo per token": {**WHITE, "calculate_per_token_loss": True, "use_icepop": True},
     "grpo distilled": {**TWO, "use_opd": True, "opd_teacher_load": "t", "opd_log_prob_top_k": 2},
@@ -190,18 +196,23 @@ def all_in(dtype: str) -> Iterator[None]:
         yield
         return
     norm = modeling_qwen3.Qwen3RMSNorm
+
     def forward(self, x):
         square = x.pow(2).mean(-1, keepdim=True)
         return self.weight * (x * torch.rsqrt(square + self.variance_epsilon))
 
-    with mock.patch.object(norm, "forward", forward), mock.patch.object(
-        masking, "DTYPE", torch.float64
+    with (
+        mock.patch.object(norm, "forward", forward),
+        mock.patch.object(masking, "DTYPE", torch.float64),
     ):
         yield
 
 
 def all_cases(models: Path, dtype: str) -> dict[str, dict[str, Any]]:
-    """case -> layout -> result on this many ranks. Layouts: R ranks, M micro-batches; 3 in another order."""
+    """case -> layout -> result on this many ranks.
+
+    Layouts: R ranks, M micro-batches; 3 in another order.
+    """
     ranks = dist.get_world_size() if dist.is_initialized() else 1
     logp_B = torch.load(models / "logp.pt", weights_only=False)
     found: dict[str, dict[str, Any]] = {}

@@ -146,9 +146,7 @@ def commit(run: Run, step: int, stage: str, tables: dict[str, Any]) -> None:
     output.commit()
 
 
-def made_rollout(
-    run: Run, step: int, rng: np.random.Generator, *, kept: int | None = None
-) -> None:
+def made_rollout(run: Run, step: int, rng: np.random.Generator, *, kept: int | None = None) -> None:
     """Commit `rollout` and `reward` of a step: ragged responses, an engine that is another model.
 
     rollout_logp is far from what the trainer computes, so that no correction is idle. `kept`: only
