@@ -79,7 +79,7 @@ def config_of(name: str) -> Config:
     config = load_config(
         None,
         {
-            "advantage_estimator": name.split(" ")[0],
+            "advantage_estimator": name.split(" ", maxsplit=1)[0],
             "rollout_batch_size": GROUPS,
             "n_samples_per_prompt": GROUP,
             "rollout_max_response_len": LIMIT,
