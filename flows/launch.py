@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
 from flows.opening import opened
 from flows.progress import Progress
+from flows.tracking import Tracker
 from relax.config import Config
+from relax.store import Manifest
 from tasks.session import Session
 
 Do = Callable[[Session, int, str], Any]
@@ -28,11 +31,27 @@ def launch(
 ) -> None:
     """Run `steps` on the run of `config`. `last_stage` ends a step, for the progress display."""
     progress = Progress(config.run.num_rollout, last_stage)
+    tracker = Tracker(config.wandb, Path(config.run.run_dir).absolute(), last_stage)
+
+    def report(root: Path, manifest: Manifest, reused: bool) -> None:
+        progress.report(root, manifest, reused)
+        tracker.report(root, manifest, reused)
+
     with (
-        opened(config, schedule_steps=schedule_steps, report=progress.report) as session,
+        opened(config, schedule_steps=schedule_steps, report=report) as session,
+        tracker,
         session.interruptible(),
         progress,
         around(session),
     ):
+        session.plan = planned(steps, session)
         steps(session, do)
+        session.finish()
     progress.summary(session.run.root)
+
+
+def planned(steps: Callable[[Any, Do], None], session: Any) -> dict[int, list[str]]:
+    """The stages of each step in the order in which the flow's own loop asks for them."""
+    plan: dict[int, list[str]] = {}
+    steps(session, lambda _, step, stage: plan.setdefault(step, []).append(stage))
+    return plan

@@ -26,7 +26,7 @@ class Progress:
     """Told of every finished stage by the session; draws on a terminal, writes lines elsewhere."""
 
     def __init__(self, num_steps: int, last_stage: str) -> None:
-        self.console = Console(stderr=True, highlight=False)
+        self.console = Console(stderr=True, highlight=False, soft_wrap=True)
         self.num_steps, self.last_stage = num_steps, last_stage
         self.computed, self.reused = 0, 0
         self.shown: dict[str, str] = {}

@@ -35,7 +35,7 @@ examples:
   relax train recipes/gsm8k_cpu.toml --prompt-data train.jsonl --run-dir runs/x
   relax sql runs/x --question reward-by-step
 
-relax COMMAND --help: its settings and an example. --debug: tracebacks. --version
+relax COMMAND --help: settings and an example. --debug: tracebacks. --version
 exit code: 0 done, 1 failed, 2 wrong settings or usage, 130 stopped by Ctrl-C"""
 
 BUILT_IN = {
@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(usage())
         return 0 if words else 2
     try:
-        return command(words[0])(words[1:])
+        return command(subcommand(words))(words[1:])
     except (ValueError, OSError) as error:
         if isinstance(error, BrokenPipeError):
             return _reader_left()
@@ -78,7 +78,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def usage() -> str:
     """What `relax --help` prints: it fits a screen."""
-    offered = sorted({entry.name for entry in entry_points(group=GROUP)} - COMMANDS.keys())
+    known = {*COMMANDS, "check-cluster"}
+    offered = sorted({entry.name for entry in entry_points(group=GROUP)} - known)
     lines = [f"  {name:9} {what}" for name, what in COMMANDS.items()]
     lines += [f"  also: {', '.join(offered)}"] if offered else []
     return USAGE.format(commands="\n".join(lines))
@@ -88,6 +89,11 @@ def _reader_left() -> int:
     """`relax sql ... | head`: the reader has what it wanted; say nothing, also not at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
+
+
+def subcommand(words: Sequence[str]) -> str:
+    """`check --cluster` asks SLURM, which relax itself does not know."""
+    return "check-cluster" if words[0] == "check" and "--cluster" in words else words[0]
 
 
 def command(name: str) -> Command:
@@ -118,4 +124,5 @@ def is_for_user(error: Exception) -> bool:
     """Whether an error's text is the whole message: our own families, and files of the user's."""
     if isinstance(error, OSError):
         return error.filename is not None
-    return type(error).__name__ in ("ConfigError", "ArtifactError", "JobError")
+    families = {"ConfigError", "ArtifactError", "TrainingError", "JobError"}
+    return any(cls.__name__ in families for cls in type(error).__mro__)

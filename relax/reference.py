@@ -9,9 +9,11 @@ import sys
 from pathlib import Path
 from typing import Any, get_args
 
+from relax.algorithms import ALGORITHMS
 from relax.analytics.questions import QUESTIONS
 from relax.config import Section, flag_of, sections
 from relax.schema import TABLES, VIEWS, Table
+from relax.stages import STAGES
 
 NOTE = "<!-- written by `python -m relax.reference`; edit {source} instead -->"
 
@@ -124,6 +126,39 @@ def _arguments(annotation: Any) -> list[Any]:
     return found
 
 
+def stages_table() -> str:
+    """README: the stages, in the order of a step."""
+    lines = ["| stage | reads | writes | follows |", "|---|---|---|---|"]
+    for stage in STAGES.values():
+        reads = ", ".join(f"`[{name}]`" for name in stage.reads)
+        follows = ", ".join(stage.after) or stage.continues
+        lines.append(f"| `{stage.name}` | {reads} | {', '.join(stage.writes)} | {follows} |")
+    return "\n".join(lines)
+
+
+def algorithms_table() -> str:
+    """README: the algorithms, one row each, as the table in the code has them."""
+    lines = ["| `--advantage-estimator` | advantage | objective | paper |", "|---|---|---|---|"]
+    for row in ALGORITHMS.values():
+        link = f"[{row.paper}](https://arxiv.org/abs/{row.paper.removeprefix('arXiv:')})"
+        advantage = row.advantage + (f", {row.whitening}" if row.required else "")
+        lines.append(f"| `{row.name}` | {advantage} | {row.objective} | {link} |")
+    return "\n".join(lines)
+
+
+BLOCKS = {"stages": stages_table, "algorithms": algorithms_table}
+"""Parts of the README between `<!-- NAME -->` and `<!-- /NAME -->`."""
+
+
+def with_blocks(text: str) -> str:
+    """A README with its blocks as they would be written now."""
+    for name, block in BLOCKS.items():
+        head, rest = text.split(f"<!-- {name} -->\n")
+        _, tail = rest.split(f"<!-- /{name} -->")
+        text = f"{head}<!-- {name} -->\n{block()}\n<!-- /{name} -->{tail}"
+    return text
+
+
 PAGES = {"sql.md": sql_page, "configuration.md": configuration_page}
 
 
@@ -134,6 +169,10 @@ def main() -> None:
     for name, page in PAGES.items():
         (docs / name).write_text(page())
         print(docs / name)
+    readme = docs.parent / "README.md"
+    if readme.exists():
+        readme.write_text(with_blocks(readme.read_text()))
+        print(readme)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from torch import Tensor
 
 STD_FLOOR = 1e-6
 VARIANCE_FLOOR = 1e-8
-BLOCK_ROWS = 1024
+BLOCK_ROWS = 512
 
 
 def raw_reward(reward_B: Tensor) -> Tensor:
@@ -110,7 +110,9 @@ def gae(
     """GAE (arXiv:1506.02438, eq. 16): (advantage, return = advantage + value).
 
     delta_t = r_t + gamma V_{t+1} - V_t; A_t = delta_t + gamma lambda A_{t+1}, over valid tokens
-    only: a masked hole is skipped, and the value after the last valid token is 0.
+    only: a masked hole is skipped, and the value after the last valid token is 0. What a token
+    hands to the one before it, G_t = gamma V_t + gamma lambda A_t, is computed by one recursion:
+    return_t = r_t + G_{t+1} and G_t = gamma (1 - lambda) V_t + gamma lambda return_t.
     """
     advantage_BT, return_BT = (torch.empty(mask_BT.shape, device=mask_BT.device) for _ in "AR")
     for rows in _row_blocks(mask_BT):
@@ -120,12 +122,11 @@ def gae(
         )
         valid_TB = valid_BT.t().contiguous()
         holes = _holes(valid_TB)
-        next_TB = _next_value(value_TB, valid_TB) if holes else value_TB[1:]
-        reward_TB[:-1].add_(next_TB, alpha=gamma)
-        delta_TB = _cut(reward_TB.sub_(value_TB), valid_TB, holes)
-        advantage_TB = _accumulate(delta_TB, valid_TB, gamma * lambd, holes)
-        advantage_BT[rows] = _cut(advantage_TB, valid_TB, holes).float().t()
-        return_BT[rows] = _cut(advantage_TB.add_(value_TB), valid_TB, holes).float().t()
+        handed_TB = (value_TB * (gamma - gamma * lambd)).add_(reward_TB, alpha=gamma * lambd)
+        _accumulate(handed_TB, valid_TB, gamma * lambd, holes)
+        reward_TB[:-1].add_(handed_TB[1:])
+        return_BT[rows] = _cut(reward_TB, valid_TB, holes).float().t()
+        advantage_BT[rows] = _cut(reward_TB.sub_(value_TB), valid_TB, holes).float().t()
     return advantage_BT, return_BT
 
 
@@ -207,7 +208,8 @@ def _row_blocks(mask_BT: Tensor) -> list[slice]:
 def _last_valid(valid_BT: Tensor) -> tuple[Tensor, Tensor]:
     """Responses that have a valid token, and the place of the last one of each."""
     if valid_BT.shape[1] == 0:
-        return (torch.zeros(0, dtype=torch.long, device=valid_BT.device),) * 2
+        nothing = torch.zeros(0, dtype=torch.long, device=valid_BT.device)
+        return nothing, nothing
     place_T = torch.arange(1, valid_BT.shape[1] + 1, dtype=torch.int32, device=valid_BT.device)
     last_B = (valid_BT * place_T).amax(1)
     row_B = last_B.nonzero().flatten()
@@ -240,15 +242,6 @@ def _accumulate(own_TB: Tensor, valid_TB: Tensor, decay: float, holes: bool) -> 
     for t in range(len(own) - 2, -1, -1):
         own[t].addcmul_(decays[t], own[t + 1])
     return own_TB
-
-
-def _next_value(value_TB: Tensor, valid_TB: Tensor) -> Tensor:
-    """[T - 1, B]: the value of the next valid token, 0 where there is none."""
-    value_TB = value_TB.clone()
-    value, hole = value_TB.unbind(0), (~valid_TB).double().unbind(0)
-    for t in range(len(value) - 2, 0, -1):
-        value[t].addcmul_(hole[t], value[t + 1])
-    return value_TB[1:]
 
 
 def _cut(value_TB: Tensor, valid_TB: Tensor, holes: bool) -> Tensor:

@@ -21,14 +21,12 @@ __all__ = [
     "UNBOUNDED",
     "M2POBounds",
     "cispo",
-    "exp_ratio",
     "gspo",
     "m2po",
     "m2po_bounds",
     "ppo_clip",
     "reinforce",
     "sapo",
-    "valid",
     "value_clip",
 ]
 

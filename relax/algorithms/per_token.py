@@ -54,8 +54,9 @@ class _ClosedForm(torch.autograd.Function):
         loss_N = torch.empty_like(flat[0], dtype=masking.DTYPE)
         clipped_N = torch.empty_like(flat[0], dtype=torch.bool)
         slope_N = torch.empty_like(loss_N) if ctx.needs_input_grad[1] else None
-        for start in range(0, len(loss_N), BLOCK_TOKENS):
-            block = slice(start, start + BLOCK_TOKENS)
+        size = BLOCK_TOKENS if loss_N.device.type == "cpu" else max(len(loss_N), 1)
+        for start in range(0, len(loss_N), size):
+            block = slice(start, start + size)
             valid_N = flat[3][block] != 0
             inputs = (torch.where(valid_N, x[block], 0.0).to(masking.DTYPE) for x in flat[:3])
             loss_N[block], slope, clipped_N[block] = form(*inputs)

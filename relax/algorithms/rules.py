@@ -7,14 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from relax.algorithms.table import ALGORITHMS, KNOBS, Algorithm
+from relax.algorithms.table import ALGORITHMS, CUSTOM_KNOBS, KNOBS, Algorithm
 from relax.config import Config, section_of, sections
 from relax.errors import ConfigError
 from relax.flags import nearest
 
 OWNER = section_of()
-CUSTOM = ("custom_advantage_path", "custom_loss_path")
-KL_PLACES = ("kl_coef", "kl_loss_coef")
 OTHER_WEIGHTS = ("use_tis", "use_icepop", "use_rollout_logprobs")
 
 
@@ -68,8 +66,10 @@ def scores_needed(config: Config) -> frozenset[str]:
 
 def unused(config: Config, row: Algorithm) -> dict[str, str]:
     """Settings that must stay at their defaults with this row, and why."""
-    custom = any(value_of(config, name) for name in CUSTOM)
-    knobs = () if custom else sorted(KNOBS - row.uses - row.refused.keys())
+    free = set(row.uses)
+    for name, knobs in CUSTOM_KNOBS.items():
+        free |= knobs if value_of(config, name) else set()
+    knobs = sorted(KNOBS - free - row.refused.keys())
     return dict.fromkeys(knobs, f"{row.name} does not use it") | dict(row.refused)
 
 
@@ -205,6 +205,18 @@ def _distillation(config: Config, row: Algorithm) -> Iterator[str]:
         yield _line(config, "opd_only_reward", "must be off", "no effect without use_opd")
 
 
+def _skipping(config: Config, row: Algorithm) -> Iterator[str]:
+    if not config.update.skip_zero_advantage:
+        return
+    for name in ("entropy_coef", "use_kl_loss", "use_opd"):
+        if value_of(config, name) != default_of(name):
+            allowed = f"needs {name} at {default_of(name)!r}"
+            yield _line(config, "skip_zero_advantage", allowed, "it moves every token")
+    if "critic" in row.needs:
+        why = "the critic learns from every response"
+        yield _line(config, "skip_zero_advantage", f"not with {row.name}", why)
+
+
 RULES = (
     _defaults_kept,
     _required,
@@ -217,6 +229,7 @@ RULES = (
     _on_policy_mode,
     _asynchronous,
     _distillation,
+    _skipping,
 )
 
 

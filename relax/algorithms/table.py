@@ -225,5 +225,15 @@ ROWS = (
 
 ALGORITHMS: dict[str, Algorithm] = {row.name: row for row in ROWS}
 
+OBJECTIVE_KNOBS = DUAL_CLIP | {
+    *("sapo_tau_pos", "sapo_tau_neg"),
+    *("m2po_kl2_budget", "m2po_miniclip_low", "m2po_miniclip_high"),
+}
+CUSTOM_KNOBS: dict[str, frozenset[str]] = {
+    "custom_loss_path": OBJECTIVE_KNOBS,
+    "custom_advantage_path": frozenset({"gamma", "lambd"}),
+}
+"""Settings that a function of the user's own may take whatever the row."""
+
 KNOBS: frozenset[str] = frozenset[str]().union(*(row.uses for row in ROWS))
 """Settings that have an effect with some rows only."""

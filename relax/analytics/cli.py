@@ -77,11 +77,11 @@ def _split(given: argparse.Namespace) -> tuple[list[str], str]:
     """The runs and the query among the words of the command line."""
     if given.question:
         if not given.words:
-            raise ConfigError("relax sql: no run given; relax sql RUN --question NAME")
+            raise ConfigError("no run given; relax sql RUN --question NAME")
         return given.words, ""
     if len(given.words) < 2:
         raise ConfigError(
-            'relax sql: give a run and a query: relax sql RUN "SELECT ..."; '
+            'give a run and a query: relax sql RUN "SELECT ..."; '
             "or --question NAME, --list, --columns"
         )
     return given.words[:-1], given.words[-1]

@@ -7,9 +7,10 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 
+from relax.algorithms import inheritance
 from relax.doctor.plan import Plan, plan
 from relax.errors import ConfigError
-from relax.flags import build_parser, load_config, overrides_of, parse_flags
+from relax.flags import build_parser, overrides_of, parse_flags
 
 ABOUT = """What a configuration will do: stages and where they run, batches, memory, disk.
 Exit code: 0 it would start here, 1 it would not (the reasons are listed), 2 it is not valid."""
@@ -23,17 +24,25 @@ EXAMPLE = (
 def check(argv: Sequence[str]) -> int:
     """Print the plan of a configuration."""
     parser = build_parser("relax check", ABOUT, EXAMPLE)
+    parser.add_argument(
+        "--cluster", action="store_true", help="ask SLURM instead; with --run, run a small job too"
+    )
     parser.add_argument("--format", choices=("text", "json"), help="[text]")
     parser.add_argument("--ranks", metavar="X", help="ranks that the update is sharded over [1]")
     parser.add_argument("--gpu", action="store_true", help="count bfloat16 compute on GPUs")
     known = parse_flags(parser, argv)
     given = vars(known)
-    config = load_config(known.config, overrides_of(known))
+    config, reset = inheritance.load(known.config, overrides_of(known))
     found = plan(config, ranks=_ranks(given.get("ranks", "1")), gpu="gpu" in given)
     print(as_json(found) if given.get("format") == "json" else as_text(found))
-    for problem in found.problems:
-        print(f"would not start here: {problem}", file=sys.stderr)
-    return 1 if found.problems else 0
+    for line in (reset, *found.warnings):
+        if line:
+            print(f"warning: {line}", file=sys.stderr)
+    for line in found.forbidden:
+        print(f"not with {config.algorithm.advantage_estimator}: {line}", file=sys.stderr)
+    for line in found.problems:
+        print(f"would not start here: {line}", file=sys.stderr)
+    return 2 if found.forbidden else 1 if found.problems else 0
 
 
 def _ranks(text: str) -> int:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from relax.algorithms import rules
 from relax.config import Config
-from relax.doctor.model import ModelSize
+from relax.doctor.model import ModelSize, model_size
+from relax.errors import ArtifactError
 from relax.sizes import in_bytes
 
 LOGPROB_CHUNK = 256
@@ -48,6 +50,21 @@ def memory(config: Config, size: ModelSize, *, ranks: int, gpu: bool) -> dict[st
         "sampling": f"{in_bytes(weights * width + cache)}: weights {in_bytes(weights * width)}, "
         f"key-value cache of {in_flight} responses at most {in_bytes(cache)}",
     }
-    if config.model.ref_load:
-        facts["reference"] = f"{in_bytes(weights * width)} while it scores"
+    if "critic" in rules.row_of(config).needs:
+        facts["critic"] = f"as much again: {in_bytes(weights * 16 / ranks)} held"
+    wanted = rules.scores_needed(config)
+    for column, name, path in (
+        ("ref_logp", "reference", config.model.ref_load),
+        ("teacher_logp", "teacher", config.model.opd_teacher_load),
+    ):
+        if column in wanted:
+            facts[name] = f"{in_bytes(_weights(path, weights) * width / ranks)} while it scores"
     return facts
+
+
+def _weights(path: str, otherwise: int) -> int:
+    """Parameters of the model in `path`; those of the trained one where it is not here."""
+    try:
+        return model_size(path).num_parameters
+    except ArtifactError:
+        return otherwise

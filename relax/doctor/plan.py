@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 import shutil
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from relax.algorithms import ALGORITHMS
+from relax.algorithms import rules
+from relax.algorithms.table import Algorithm
 from relax.config import Config
 from relax.data.rows import read_rows
 from relax.doctor.memory import memory
 from relax.doctor.model import ModelSize, model_size
 from relax.errors import ArtifactError, ConfigError
-from relax.flags import nearest
 from relax.sizes import in_bytes
 from relax.stages import STAGES
 
@@ -31,10 +31,14 @@ LIST_BYTES_PER_TOKEN = 4 + 4 + 1 / 8
 
 @dataclass(frozen=True)
 class Plan:
-    """What will run: sections of facts, and what keeps it from starting here."""
+    """What will run: sections of facts, and what keeps it from starting."""
 
     sections: dict[str, Facts]
+    forbidden: list[str]
+    """Settings that the algorithm refuses, wherever it runs."""
     problems: list[str]
+    """What is missing on this machine."""
+    warnings: list[str]
 
 
 def plan(config: Config, *, ranks: int = 1, gpu: bool = False) -> Plan:
@@ -42,6 +46,8 @@ def plan(config: Config, *, ranks: int = 1, gpu: bool = False) -> Plan:
 
     Raises ConfigError for an algorithm that is not in the table.
     """
+    row = rules.row_of(config)
+    forbidden, warnings = verdict(config)
     problems = missing(config)
     size = None
     if config.model.hf_checkpoint:
@@ -51,13 +57,22 @@ def plan(config: Config, *, ranks: int = 1, gpu: bool = False) -> Plan:
             problems.append(str(error))
     sections = {
         "run": run_facts(config),
-        "algorithm": algorithm_facts(config),
+        "algorithm": algorithm_facts(config, row),
         "stages": stage_facts(config),
         "batch": batch_facts(config, problems),
         "memory per rank": memory(config, size, ranks=ranks, gpu=gpu) if size else {},
         "disk": disk_facts(config, size, problems),
     }
-    return Plan({name: facts for name, facts in sections.items() if facts}, problems)
+    found = {name: facts for name, facts in sections.items() if facts}
+    return Plan(found, forbidden, problems, warnings)
+
+
+def verdict(config: Config) -> tuple[list[str], list[str]]:
+    """What the algorithm's rules refuse, and what they warn of."""
+    try:
+        return [], rules.check(config)
+    except ConfigError as error:
+        return str(error).splitlines(), []
 
 
 def missing(config: Config) -> list[str]:
@@ -84,31 +99,32 @@ def run_facts(config: Config) -> Facts:
     }
 
 
-def algorithm_facts(config: Config) -> Facts:
-    """The row of the table, as it stands."""
-    name = config.algorithm.advantage_estimator
-    if name not in ALGORITHMS:
-        raise ConfigError(
-            f"algorithm.advantage_estimator = {name!r}: known: {', '.join(ALGORITHMS)}"
-            f"{nearest(name, ALGORITHMS)}"
-        )
-    facts = {}
-    for field, value in asdict(ALGORITHMS[name]).items():
-        if isinstance(value, dict):
-            facts |= {f"{field} {setting}": why for setting, why in sorted(value.items())}
-        elif isinstance(value, str):
-            facts[field] = value
-        else:
-            facts[field] = ", ".join(sorted(map(str, value)))
-    return {field: value for field, value in facts.items() if value}
+def algorithm_facts(config: Config, row: Algorithm) -> Facts:
+    """The row of the table, what it asks for, and which settings have no place with it."""
+    unused = rules.unused(config, row)
+    facts = {
+        "name": row.name,
+        "paper": row.paper,
+        "advantage": row.advantage,
+        "objective": row.objective,
+        "reduction": row.reduction,
+        "kl": row.kl,
+        "needs": ", ".join(sorted(row.needs)),
+        "scores": ", ".join(sorted(rules.scores_needed(config))),
+        "uses": ", ".join(sorted(row.uses)),
+        "ignores": ", ".join(sorted(unused.keys() - row.refused.keys())),
+    }
+    facts |= {f"requires {setting}": why for setting, why in row.required.items()}
+    facts |= {f"refuses {setting}": why for setting, why in row.refused.items()}
+    return {name: value for name, value in facts.items() if value}
 
 
 def stage_facts(config: Config) -> Facts:
     """Where each stage runs."""
-    names = [n for n in STAGES if n != "sft"]
-    if not config.evaluate.eval_prompt_data:
-        names.remove("evaluate")
-    return {name: config.placement_of(name) for name in names}
+    absent = {"sft"}
+    absent |= set() if config.evaluate.eval_prompt_data else {"evaluate"}
+    absent |= set() if rules.scores_needed(config) else {"score"}
+    return {name: config.placement_of(name) for name in STAGES if name not in absent}
 
 
 def batch_facts(config: Config, problems: list[str]) -> Facts:
@@ -152,7 +168,7 @@ def disk_facts(config: Config, size: ModelSize | None, problems: list[str]) -> F
     r, steps = config.rollout, config.run.num_rollout
     tokens = config.responses_per_rollout * r.rollout_max_response_len
     prompt_tokens = r.rollout_batch_size * config.data.rollout_max_prompt_len
-    lists = LIST_BYTES_PER_TOKEN + TEXT_BYTES_PER_TOKEN + (8 if "score" in stages else 0)
+    lists = LIST_BYTES_PER_TOKEN + TEXT_BYTES_PER_TOKEN + 4 * len(rules.scores_needed(config))
     tables = tokens * lists + prompt_tokens * (4 + TEXT_BYTES_PER_TOKEN)
     files = sum(FILES.get(name, 3) for name in stages if name != "evaluate")
     facts: Facts = {
@@ -163,7 +179,8 @@ def disk_facts(config: Config, size: ModelSize | None, problems: list[str]) -> F
     if size:
         width = 4
         policy = size.num_parameters * width
-        checkpoint = size.num_parameters * 12
+        learners = 2 if "critic" in rules.row_of(config).needs else 1
+        checkpoint = size.num_parameters * 12 * learners
         keep = config.run.max_actor_ckpt_to_keep
         kept = (keep + 2) * policy + keep * checkpoint
         facts["policy"] = f"{in_bytes(policy)} each ({POLICY_FILES} files), {keep + 2} kept at most"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import torch
@@ -94,9 +95,7 @@ def kept(group_id_B: np.ndarray, size: int, settings: AlgorithmSection) -> np.nd
     )
 
 
-def advantage_table(
-    found: Advantages, mask_BT: Tensor, length_B: np.ndarray, ids: dict[str, np.ndarray]
-):
+def advantage_table(found: Advantages, mask_BT: Tensor, length_B: np.ndarray, ids: dict[str, Any]):
     """One row a response; lists per token only where tokens of a response may differ."""
     advantage_BT = found.advantage_BT.numpy()
     total_B = advantage_BT.sum(1, dtype=np.float64)

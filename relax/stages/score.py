@@ -14,9 +14,9 @@ import numpy as np
 from relax.algorithms import rules
 from relax.config import Config
 from relax.schema import SCORES
+from relax.stages.engines import checked_policy
 from relax.stages.metrics import metric_table
 from relax.stages.perform import Inputs, Warm
-from relax.stages.rollout import checked_policy
 from relax.stages.training import learners_before, trainer_options
 from relax.stages.update import response_sequences, update
 from relax.store import Output, Run

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from relax.algorithms.objectives import valid
+from relax.algorithms.masking import valid
 from relax.algorithms.reduce import token_mean_weights
 from relax.config import Config
 from relax.data.order import draw

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from relax.algorithms import rules
 from relax.config import Config
@@ -17,7 +18,9 @@ from relax.store.commit import CHECKPOINTS, POLICIES
 from relax.trainer.actor import Actor, TrainerOptions, policy_hash
 from relax.trainer.checkpoint import steps_done
 from relax.trainer.critic import Critic
+from relax.trainer.device import device_type
 from relax.trainer.learner import Learner
+from relax.trainer.options import Dtype
 
 Metrics = list[dict[str, float]]
 
@@ -32,7 +35,8 @@ class Learners:
     @property
     def parts(self) -> Mapping[str, Learner]:
         """Those that there are, by the name of their directory in a checkpoint."""
-        return {"actor": self.actor} | ({"critic": self.critic} if self.critic else {})
+        parts: dict[str, Learner] = {"actor": self.actor}
+        return parts if self.critic is None else {**parts, "critic": self.critic}
 
     def save(self, directory: Path) -> None:
         """Write a checkpoint: one directory for each of them, so that they stay in step."""
@@ -68,7 +72,7 @@ def train_and_publish(
 
     def write_checkpoint(directory: Path) -> str:
         learners.save(directory)
-        return content_hash(directory)
+        return content_hash(directory) if output.rank == 0 else ""
 
     output.publish(POLICIES, step + 1, write_policy)
     if checkpoint_due(run.config, step, output.stage):
@@ -95,7 +99,36 @@ def trainer_options(config: Config, *, temperature: float) -> TrainerOptions:
         max_tokens_per_gpu=u.max_tokens_per_gpu,
         temperature=temperature,
         seed=config.seeds.seed,
+        dtype=_dtype(u.update_dtype),
+        sampling_dtype=_dtype(u.rollout_dtype),
+        replicate=u.num_replicas,
+        recompute_every=u.recompute_every,
+        offload=u.offload,
+        compiled="blocks" if u.compile_blocks else "none",
+        attention=u.attention,
+        only_train_params=u.only_train_params_name_list,
+        freeze_params=u.freeze_params_name_list,
     )
+
+
+def _dtype(setting: Dtype | Literal["auto"]) -> Dtype:
+    """The setting, or what suits this machine."""
+    if setting != "auto":
+        return setting
+    return "bfloat16" if device_type() == "cuda" else "float32"
+
+
+def rebuild_policy(run: Run, version: int, directory: Path) -> None:
+    """Write policy `version` again from the checkpoint of that version.
+
+    Raises ArtifactError when there is none, or it gives another policy than was published.
+    """
+    options = trainer_options(run.config, temperature=run.config.rollout.rollout_temperature)
+    learners = _fresh(run, options)
+    if _restore(learners, run, version) != version:
+        raise ArtifactError(f"{run.root}: no whole checkpoint of policy {version} to rebuild from")
+    _check_redo(learners, run, version)
+    learners.actor.publish(directory, options.sampling_dtype)
 
 
 def checkpoint_due(config: Config, step: int, stage: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,27 +25,46 @@ from relax.config import Config
 from relax.stages.advantage import loaded
 from relax.stages.columns import counted_masks, score_lists
 from relax.stages.metrics import metric_table
+from relax.stages.mismatch import Mismatch, warn
 from relax.stages.perform import Inputs, Warm
 from relax.stages.training import Learners, Metrics, train_and_publish, trainer_options
 from relax.store import Output, Run, rows
 from relax.trainer.actor import Actor, LossParts, TrainSequence
 from relax.trainer.critic import Critic
 
+KNOWN_WHEN_SKIPPING = {
+    "train/loss",
+    "train/pg_loss",
+    "train/silenced_frac",
+    "train/grad_norm",
+    "train/lr",
+    "train/skipped_steps",
+    "train/m2po_eps_low",
+    "train/m2po_eps_high",
+    "train/ppo_kl_m2_before",
+    "train/ppo_kl_m2_after",
+}
+"""Metrics that responses without advantage add nothing to."""
+
 
 def run(config: Config, inputs: Inputs, output: Output, warm: Warm) -> None:
     """Write the table `metrics` and publish the new policy, with a checkpoint when one is due."""
     options = trainer_options(config, temperature=config.rollout.rollout_temperature)
-    seconds = []
+    seconds, timing = [], {}  # timing: of the last optimizer step
 
     def train(learners: Learners, step: int) -> Metrics:
         start = time.perf_counter()
         metrics = update(learners, config, inputs.run, step)
         seconds.append(time.perf_counter() - start)
+        timing.update(learners.actor.timing)
         return metrics
 
     metrics = train_and_publish(inputs, output, warm, options=options, train=train)
     output.write("metrics", metric_table(metrics))
+    warn(output, inputs.step, metrics[0], config.rollout.rollout_mismatch_warning)
     output.measure("seconds/train", seconds[-1])
+    for name, value in timing.items():
+        output.measure(f"trainer/{name}", value)
     output.measure("updates redone", len(seconds) - 1)
 
 
@@ -73,7 +93,11 @@ def optimizer_steps(
         if learners.critic is not None:
             found |= critic_step(learners.critic, batch, config, counts)
         if step >= config.algorithm.num_critic_only_steps:
-            found |= actor_step(learners.actor, batch, config, counts, is_first=place == 0)
+            kept = run.root / "inspect" / f"{step:06d}"
+            first = place == 0
+            found |= actor_step(
+                learners.actor, batch, config, counts, is_first=first, inspect_dir=kept
+            )
         metrics.append(found)
     return metrics
 
@@ -85,8 +109,12 @@ def actor_step(
     counts: StepCounts,
     *,
     is_first: bool,
+    inspect_dir: Path | None = None,
 ) -> dict[str, float]:
-    """One optimizer step of the actor. `is_first`: of its rollout, so that the ratio is known."""
+    """One optimizer step of the actor. `is_first`: of its rollout, so that the ratio is known.
+
+    `inspect_dir` gets the batch of a third non-finite step in a row, which ends the run.
+    """
     row, settings = rules.row_of(config), config.algorithm.model_dump()
     custom = loaded(config.algorithm, "custom_loss_path")
     moved = not is_first or config.algorithm.use_rollout_logprobs
@@ -94,9 +122,24 @@ def actor_step(
     temperature = config.rollout.rollout_temperature
     bounds = whole_bounds(actor, batch, row, settings, temperature) if bounded and moved else None
     loss = step_loss(row, settings, counts, bounds=bounds, custom_objective=custom)
-    found = actor.train_step(batch, lambda tensors: LossParts(*loss(tensors)))
+    trained = moving(batch) if config.update.skip_zero_advantage else batch
+    mismatch = Mismatch()
+    watched = mismatch.watching(lambda tensors: LossParts(*loss(tensors)))
+    found = actor.train_step(trained, watched, inspect_dir=inspect_dir)
     own = bound_metrics(bounds, row) if bounded else {}
-    return _named(found, "train/") | own | overlap_metric(batch, counts)
+    metrics = _named(found, "train/") | own | overlap_metric(batch, counts) | mismatch.metrics()
+    if config.update.skip_zero_advantage:
+        return {name: metrics[name] for name in metrics if name in KNOWN_WHEN_SKIPPING}
+    return metrics
+
+
+def moving(batch: list[TrainSequence]) -> list[TrainSequence]:
+    """The responses whose advantage is not 0 throughout: the others have no gradient.
+
+    At least one goes through, for a step without a gradient still moves by its momentum.
+    """
+    moved = [s for s in batch if (s.fields["advantage"] * s.fields["mask"] != 0).any()]
+    return moved or batch[:1]
 
 
 def critic_step(

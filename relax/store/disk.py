@@ -14,6 +14,9 @@ from pathlib import Path
 
 from relax.errors import ArtifactError
 
+PROBE_BYTES = 2**20
+"""A disk that refuses so little is full."""
+
 
 def write_file(path: Path, write: Callable[[Path], None]) -> None:
     """Let `write` make the file `path`, then force it to the disk."""
@@ -52,6 +55,17 @@ def sync_tree(directory: Path) -> None:
 def rename(source: Path, target: Path) -> None:
     """Move a directory into place; OSError when a non-empty one is there already."""
     os.rename(source, target)
+
+
+def listed(path: Path) -> bool:
+    """Whether the directory that holds `path` lists it.
+
+    A network file system may remember for a minute that a name was not there; a listing asks anew.
+    """
+    try:
+        return path.name in os.listdir(path.parent)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
 
 
 def make_dir(path: Path) -> None:
@@ -98,7 +112,7 @@ def _refusal(directory: Path) -> str | None:
     """Ask the disk itself: torch and safetensors do not tell why their writing failed."""
     probe = directory / ".probe"
     try:
-        probe.write_bytes(bytes(4096))
+        probe.write_bytes(bytes(PROBE_BYTES))
         fsync_file(probe)
     except OSError as error:
         return _full(error)

@@ -83,8 +83,9 @@ class Run:
     def manifest(self, step: int, stage: str) -> Manifest | None:
         """The committed manifest of a stage, None while there is none."""
         known = self._manifests.get((step, stage))
-        if known is None:
-            known = read_manifest(step_dir(self.root, step) / stage)
+        folder = step_dir(self.root, step) / stage
+        if known is None and disk.listed(folder):
+            known = read_manifest(folder)
             if known is not None:
                 self._manifests[step, stage] = known
         return known
@@ -223,16 +224,20 @@ def _refuse_other_run(run: Run, config: Config, sources: dict[str, str]) -> None
     before, after = _keyed(run.config), _keyed(config)
     keyed = {name for name in before if before[name] != after[name]}
     lines = [line for line in changed(run.config, config) if _is_keyed(line, keyed, run.config)]
-    shared = run.sources.keys() & sources.keys()
-    lines += [
-        f"content of {line}"
-        for line in differences(*({n: s[n] for n in shared} for s in (run.sources, sources)))
-    ]
+    lines += [f"content of {line}" for line in differences(*_comparable(run.sources, sources))]
     if lines:
         raise ConfigError(
             f"{run.root}: a run with other settings: {'; '.join(lines)}; "
             "give another --run-dir, or the settings it was made with"
         )
+
+
+def _comparable(old: dict[str, str], new: dict[str, str]) -> tuple[dict, dict]:
+    """Sources of two calls, less held-out prompts where only one call evaluates."""
+    alone = {"eval_prompts"} & (old.keys() ^ new.keys())
+    return {n: h for n, h in old.items() if n not in alone}, {
+        n: h for n, h in new.items() if n not in alone
+    }
 
 
 def _keyed(config: Config) -> dict[str, dict[str, Any]]:

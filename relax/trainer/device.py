@@ -17,6 +17,12 @@ def device_type() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
+def take_device(rank: int) -> None:
+    """Give each rank of a node a CUDA device of its own; ranks of a node are consecutive."""
+    if torch.cuda.is_available():
+        torch.cuda.set_device(rank % torch.cuda.device_count())
+
+
 def backend() -> str:
     """Process-group backend; gloo stays for host tensors: checkpoints, offload, small facts."""
     return "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
@@ -56,6 +62,7 @@ def logit_tile(num_tokens: int, num_words: int, kind: str) -> tuple[int, int]:
     kernel and gets 256 MiB. Fastest of {128, 256, 512} x {512, 1024, 2048} on a CPU core.
     """
     tokens, budget = (256, 2**20) if kind == "cpu" else (4096, 2**28)
+    tokens = max(tokens, budget // 4 // num_words)
     tokens = max(1, min(tokens, num_tokens))
     return tokens, max(1, min(num_words, budget // 4 // tokens))
 
@@ -63,6 +70,14 @@ def logit_tile(num_tokens: int, num_words: int, kind: str) -> tuple[int, int]:
 def wider(tensor: Tensor) -> torch.dtype:
     """float32, or the tensor's own dtype where that is wider."""
     return torch.promote_types(tensor.dtype, torch.float32)
+
+
+def add_product(total_ij: Tensor, left_ik: Tensor, right_kj: Tensor) -> None:
+    """total += left @ right in place; total is at least float32 whatever the factors are."""
+    if left_ik.dtype == right_kj.dtype == total_ij.dtype:
+        total_ij.addmm_(left_ik, right_kj)
+    else:
+        total_ij += left_ik @ right_kj
 
 
 def wide_logits(hidden_nH: Tensor, weight_vH: Tensor) -> Tensor:

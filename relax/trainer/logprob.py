@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from relax.trainer.device import logit_tile, wide_logits, wider
+from relax.trainer.device import add_product, logit_tile, wide_logits, wider
 
 
 def linear_logp(
@@ -92,9 +92,9 @@ class _LinearLogp(torch.autograd.Function):
                     p_nv = logp_nv.exp()
                     grad_nv = logp_nv.mul_(grad_entropy_n1).add_(offset_n1).neg_().mul_(p_nv)
                 grad_nv = grad_nv.to(weight_VH.dtype)
-                grad_hidden_NH[tokens] += grad_nv @ weight_VH[words]
+                add_product(grad_hidden_NH[tokens], grad_nv, weight_VH[words])
                 if grad_weight_VH is not None:
-                    grad_weight_VH[words] += grad_nv.T @ hidden_nH
+                    add_product(grad_weight_VH[words], grad_nv.T, hidden_nH)
             grad_hidden_NH[tokens] += grad_logp_n[:, None] * weight_VH[target_N[tokens]]
         grad_hidden_NH = (grad_hidden_NH / ctx.temperature).to(hidden_NH.dtype)
         if grad_weight_VH is not None:
@@ -107,21 +107,25 @@ def _lse_and_entropy(
 ) -> tuple[Tensor, Tensor]:
     """Log-sum-exp and entropy with a running maximum over vocabulary tiles.
 
-    H = lse - sum(exp(z - m) z) / sum(exp(z - m)).
+    With m the maximum, s = sum(exp(z - m)) and w = sum(exp(z - m) (z - m)): H = log s - w / s.
+    Shifted by m the two terms stay small where the distribution is peaked, and so does the error.
     """
-    max_n = hidden_nH.new_full((len(hidden_nH),), -torch.inf, dtype=wider(hidden_nH))
+    # Finite, unlike -inf: (max - new max) * 0 must be 0.
+    max_n = hidden_nH.new_full((len(hidden_nH),), -1e30, dtype=wider(hidden_nH))
     sum_n = torch.zeros_like(max_n)
     weighted_n = torch.zeros_like(max_n)
     for words in _tiles(len(weight_VH), _tile_shape(hidden_nH, weight_VH)[1]):
         logits_nv = _logits(hidden_nH, weight_VH[words], temperature)
         new_max_n = torch.maximum(max_n, logits_nv.amax(-1))
-        shrink_n = (max_n - new_max_n).exp_()
-        exp_nv = (logits_nv - new_max_n[:, None]).exp_()
-        sum_n = sum_n * shrink_n + exp_nv.sum(-1)
-        weighted_n = weighted_n * shrink_n + exp_nv.mul_(logits_nv).sum(-1)
+        fall_n = max_n - new_max_n
+        shrink_n = fall_n.exp()
+        shifted_nv = logits_nv.sub_(new_max_n[:, None])
+        exp_nv = shifted_nv.exp()
+        weighted_n = shrink_n * (weighted_n + fall_n * sum_n) + shifted_nv.mul_(exp_nv).sum(-1)
+        sum_n = shrink_n * sum_n + exp_nv.sum(-1)
         max_n = new_max_n
-    lse_n = max_n + sum_n.log()
-    return lse_n, lse_n - weighted_n / sum_n
+    log_sum_n = sum_n.log()
+    return max_n + log_sum_n, log_sum_n - weighted_n / sum_n
 
 
 def _logits(hidden_nH: Tensor, weight_vH: Tensor, temperature: float) -> Tensor:

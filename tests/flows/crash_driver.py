@@ -2,7 +2,7 @@
 
 Commands come as JSON lines on stdin, one answer each on stdout. A child told to die counts the
 disk operations of the store, each before and after, and at the given one writes a marker that says
-where it is, forces it to the disk, and sends itself SIGKILL.
+where it is, forces it to the disk, and sends itself a signal (SIGKILL unless told otherwise).
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 import re
-import signal
 import sys
 import traceback
 from collections.abc import Callable
@@ -22,20 +21,20 @@ import numpy as np
 import pyarrow.compute  # noqa: F401  (what a run loads late, loaded before the fork)
 import torch
 import transformers.models.auto.tokenization_auto  # noqa: F401
+from crash_lab import flags
 
 import relax.stages.advantage
 import relax.stages.reward
 import relax.stages.rollout
 import relax.stages.update  # noqa: F401
-from flows import train
+from flows import train  # noqa: F401
+from relax.cli import main
 from relax.engines.embedded import TransformersEngine
-from relax.errors import ArtifactError, ConfigError
-from relax.flags import load_config
+from relax.errors import ArtifactError
 from relax.stages.training import trainer_options
 from relax.store import Run, disk
 from relax.store.arrow import content_hash
 from relax.trainer.actor import Actor, policy_hash
-from tasks.stage import perform
 
 OPERATIONS = (
     "write_file",
@@ -53,10 +52,10 @@ Event = tuple[str, str, str]
 
 
 class Witness:
-    """Records each operation of the store and, at event `die_at`, ends the process."""
+    """Records each operation of the store and, at event `die_at`, sends the process `signal`."""
 
-    def __init__(self, root: Path, die_at: int | None, marker: Path) -> None:
-        self.root, self.die_at, self.marker = root, die_at, marker
+    def __init__(self, root: Path, die_at: int | None, signal: int, marker: Path) -> None:
+        self.root, self.die_at, self.signal, self.marker = root, die_at, signal, marker
         self.events: list[Event] = []
 
     def install(self) -> None:
@@ -79,7 +78,7 @@ class Witness:
                 json.dump(self.events[-1], file)
                 file.flush()
                 os.fsync(file.fileno())
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), self.signal)
 
 
 def anonymous(path: Path, root: Path) -> str:
@@ -102,21 +101,39 @@ def log_samples(log: Path) -> None:
     TransformersEngine.sample = sample
 
 
+def drift() -> None:
+    """Restoring gives one weight another last digit, as another machine's arithmetic would."""
+    whole = Actor.restore
+
+    def restore(self: Actor, directory: Path) -> None:
+        whole(self, directory)
+        with torch.no_grad():
+            next(iter(self._state().weights.values())).mul_(1 + 1e-6)
+
+    Actor.restore = restore
+
+
 def run(command: dict[str, Any]) -> int:
     """One pipeline, in a child; its exit status says how it ended."""
     folder = Path(command["folder"])
     root = Path(command["settings"]["run_dir"])
     os.environ["CRASH_LOG"] = str(folder / "calls.log")
     log_samples(folder / "calls.log")
-    witness = Witness(root, command.get("die_at"), folder / "marker.json")
+    witness = Witness(root, command["die_at"], command["by"], folder / "marker.json")
     witness.install()
-    try:
-        train.run(load_config(None, command["settings"]), perform)
-    except (ArtifactError, ConfigError) as error:
-        print(error)
-        return 1
+    if command["drift"]:
+        drift()
+    code = main(["train", "--no-prefect", *flags(command["settings"])])
     (folder / "events.json").write_text(json.dumps(witness.events))
-    return 0
+    return code
+
+
+def relax_command(command: dict[str, Any]) -> int:
+    """Any command line, with the calls logged as in `run`."""
+    log = Path(command["folder"], "calls.log")
+    os.environ["CRASH_LOG"] = str(log)
+    log_samples(log)
+    return main(command["words"])
 
 
 def inspect(command: dict[str, Any]) -> int:
@@ -158,9 +175,12 @@ def _state(run: Run, checkpoint: Path) -> str:
     options = trainer_options(run.config, temperature=1.0)
     model = Path(run.config.model.hf_checkpoint)
     actor = Actor.load(model, options, num_schedule_steps=run.schedule_steps)
-    actor.restore(checkpoint)
+    try:
+        actor.restore(checkpoint / "actor")
+    except ArtifactError as error:
+        return str(error)
     digest = hashlib.sha256()
-    _feed(digest, actor._state())
+    _feed(digest, actor._state().tensors())
     digest.update(str(actor.step).encode())
     return digest.hexdigest()
 
@@ -175,10 +195,14 @@ def _feed(digest: Any, state: Any) -> None:
         digest.update(np.ascontiguousarray(value.detach().numpy()).tobytes())
 
 
-COMMANDS: dict[str, Callable[[dict[str, Any]], int]] = {"run": run, "inspect": inspect}
+COMMANDS: dict[str, Callable[[dict[str, Any]], int]] = {
+    "run": run,
+    "relax": relax_command,
+    "inspect": inspect,
+}
 
 
-def main() -> None:
+def serve() -> None:
     print("ready", flush=True)
     for line in sys.stdin:
         command = json.loads(line)
@@ -205,4 +229,4 @@ def _child(command: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    serve()

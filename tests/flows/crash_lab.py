@@ -5,26 +5,37 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 REPOSITORY = Path(__file__).parents[2]
+RELAX = Path(sys.executable).with_name("relax")
 NUM_PROMPTS, GROUP_SIZE, NUM_STEPS = 2, 2, 3
 RESPONSES = NUM_PROMPTS * GROUP_SIZE
 
 REWARD = """
-import os
+import os, time
 
 def reward(response_text, label):
     with open(os.environ["CRASH_LOG"], "a") as log:
         log.write("reward\\n")
+    gate = os.environ.get("CRASH_GATE")
+    if gate:
+        open(gate + ".reached", "w").close()
+        while not os.path.exists(gate):
+            time.sleep(0.01)
     return float(sum(map(ord, response_text)) % 7)
 """
-"""Tells responses of a random model apart, so that every update moves the weights."""
+"""Tells responses of a random model apart, so that every update moves the weights.
+
+With CRASH_GATE a run stops in its first reward until that file exists.
+"""
 
 
 @dataclass
@@ -72,9 +83,43 @@ class Lab:
     def settings(self, run_dir: Path, **more: Any) -> dict[str, Any]:
         return settings(self.folder, run_dir, **more)
 
-    def run(self, run_dir: Path, *, die_at: int | None = None, **more: Any) -> Ended:
-        """The pipeline in a child, to its end or to event `die_at`."""
-        return self._do("run", settings=self.settings(run_dir, **more), die_at=die_at)
+    def run(
+        self,
+        run_dir: Path,
+        *,
+        die_at: int | None = None,
+        by: int = signal.SIGKILL,
+        drift: bool = False,
+        **more: Any,
+    ) -> Ended:
+        """The pipeline in a child, to its end or to the signal `by` at event `die_at`.
+
+        With `drift` a restored checkpoint comes back a little different.
+        """
+        settings = self.settings(run_dir, **more)
+        return self._do("run", settings=settings, die_at=die_at, by=int(by), drift=drift)
+
+    def relax(self, *words: str) -> Ended:
+        """The command `relax` in a child."""
+        return self._do("relax", words=words)
+
+    def train(self, run_dir: Path, **more: Any) -> Ended:
+        """`relax train --no-prefect` in a child."""
+        return self.relax("train", "--no-prefect", *flags(self.settings(run_dir, **more)))
+
+    def start(self, run_dir: Path, gate: Path, **more: Any) -> subprocess.Popen[str]:
+        """`relax train --no-prefect` as a process of its own, which waits in its first reward."""
+        process = subprocess.Popen(
+            [RELAX, "train", "--no-prefect", *flags(self.settings(run_dir, **more))],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=environment(CRASH_GATE=str(gate), CRASH_LOG=str(gate.with_name("calls.log"))),
+        )
+        while not gate.with_name(gate.name + ".reached").exists():
+            assert process.poll() is None, process.stdout and process.stdout.read()
+            time.sleep(0.01)
+        return process
 
     def inspect(self, run_dir: Path) -> dict[str, Any]:
         """What is committed, hashed anew from the files."""
@@ -109,6 +154,17 @@ class Lab:
     def _answer(self) -> str:
         assert self._process.stdout is not None
         return self._process.stdout.readline().strip()
+
+
+def committed(run_dir: Path) -> set[tuple[int, str]]:
+    """Stages that exist for a reader."""
+    found = run_dir.glob("steps/*/[a-z]*/manifest.json")
+    return {(int(path.parts[-3]), path.parts[-2]) for path in found}
+
+
+def first_of(events: list[tuple[str, str, str]], step: int) -> int:
+    """The first event in a step's folder."""
+    return next(i for i, event in enumerate(events) if event[2].startswith(f"steps/{step:06d}"))
 
 
 def materials(folder: Path) -> None:

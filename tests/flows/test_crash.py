@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from crash_lab import NUM_STEPS, RESPONSES, Ended, Lab
+from crash_lab import NUM_STEPS, RESPONSES, Ended, Lab, committed, first_of
 
 pytestmark = pytest.mark.integration
 LAST = NUM_STEPS - 1
@@ -62,12 +62,6 @@ class Scene:
         ]
 
 
-def committed(run_dir: Path) -> set[tuple[int, str]]:
-    """Stages that exist for a reader."""
-    found = run_dir.glob("steps/*/[a-z]*/manifest.json")
-    return {(int(path.parts[-3]), path.parts[-2]) for path in found}
-
-
 def scene(lab: Lab, start: Path | None, **settings: Any) -> Scene:
     run_dir = lab.folder / "undisturbed"
     lab.copy(start, run_dir) if start else lab.clear(run_dir)
@@ -84,10 +78,6 @@ def at_last_step(lab: Lab, **settings: Any) -> Path:
     lab.clear(run_dir)
     assert lab.run(run_dir, die_at=first, **settings).code == -signal.SIGKILL
     return lab.copy(run_dir, lab.folder / "start")
-
-
-def first_of(events: list[tuple[str, str, str]], step: int) -> int:
-    return next(i for i, event in enumerate(events) if event[2].startswith(f"steps/{step:06d}"))
 
 
 def thinned(events: list[tuple[str, str, str]]) -> list[int]:

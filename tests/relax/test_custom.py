@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from relax.custom import load_function, source_file, source_hash
+from relax.custom import check_source, load_function, source_file, source_hash
 from relax.errors import ConfigError
 
 SOURCE = """
@@ -110,3 +110,23 @@ def test_a_file_that_fails_leaves_one_line_and_no_module(mine, source, fault):
         f"reward.custom_path = '{mine}:f': importing {mine} failed: {fault}"
     )
     assert set(sys.modules) == before
+
+
+def test_check_source_reads_parameters_without_running_the_file(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "import no_such_module_anywhere\n"
+        "def good(a: Missing, b, c=Missing(), *, d: int = 3, **rest) -> Missing: ...\n"
+        "def bad(b, a): ...\n"
+        "def needy(a, b, *, c): ...\n"
+        "made = good\n"
+    )
+    wanted = {"flag": "--f", "signature": ("a", "b")}
+    check_source(f"{file}:good", **wanted)
+    check_source(f"{file}:made", **wanted)  # not a plain def: load_function looks at it later
+    for name in ("bad", "needy"):
+        with pytest.raises(ConfigError, match=r"\(a, b\) is needed, further parameters with"):
+            check_source(f"{file}:{name}", **wanted)
+    file.write_text("def good(a, b:\n")
+    with pytest.raises(ConfigError, match="is not Python"):
+        check_source(f"{file}:good", **wanted)

@@ -22,8 +22,18 @@ def test_group_normalized_golden():
     reward_B = torch.tensor([1.0, 0, 0, 0, 1, 0, 0.2, 0.5, 0.9, 0.4])
     close(
         advantages.group_normalized(reward_B, groups(4, 2, 4)),
-        [1.499997, -0.499999, -0.499999, -0.499999, 0.70710578, -0.70710578]
-        + [-1.01904587, 0, 1.35872783, -0.33968196],
+        [
+            1.499997,
+            -0.499999,
+            -0.499999,
+            -0.499999,
+            0.70710578,
+            -0.70710578,
+            -1.01904587,
+            0,
+            1.35872783,
+            -0.33968196,
+        ],
         atol=1e-7,
     )
     centred_B = advantages.group_normalized(reward_B, groups(4, 2, 4), std_normalization=False)

@@ -51,7 +51,7 @@ def test_masked_positions_change_nothing():
     mask_BT = torch.tensor([[1, 0, 0]])
     ratio_BT = torch.tensor([[2.0, NAN, INF]])
     for kind in kl.KINDS:
-        given = dict(mask_BT=mask_BT, importance_ratio_BT=ratio_BT)
+        given = {"mask_BT": mask_BT, "importance_ratio_BT": ratio_BT}
         found, gradient = evaluate(kind, [-1.0, NAN, INF], [-1.5, INF, NAN], **given)
         assert found[1:].tolist() == [0, 0] and gradient[1:].tolist() == [0, 0]
         assert found[0] > 0

@@ -130,7 +130,7 @@ def test_sapo_takes_the_other_temperature_for_negative_advantages():
     close(gradient, [1.4012097, 2.0])
 
 
-HARM = dict(old_minus_logp=[-0.8, -0.4, -0.1, 0.2, 0.7], advantage=[1.0, 1.0, -1.0, -1.0, -1.0])
+HARM = {"old_minus_logp": [-0.8, -0.4, -0.1, 0.2, 0.7], "advantage": [1.0, 1.0, -1.0, -1.0, -1.0]}
 
 
 def bounds_of(old_minus_logp, advantage, budget, low=0.0, high=0.0):

@@ -203,14 +203,14 @@ def m2po(lp, old, a):
     ]
 
 
-BAND = dict(eps_clip=0.2, eps_clip_high=0.3)
+BAND = {"eps_clip": 0.2, "eps_clip_high": 0.3}
 OBJECTIVES = {
-    "ppo_clip": (ppo, BAND | dict(eps_clip_c=2.5)),
+    "ppo_clip": (ppo, BAND | {"eps_clip_c": 2.5}),
     "reinforce": (reinforce, {}),
     "cispo": (cispo, BAND),
     "gspo": (gspo, BAND),
-    "sapo": (sapo, dict(sapo_tau_pos=0.8, sapo_tau_neg=1.4)),
-    "m2po": (m2po, dict(eps_low=0.25, eps_high=0.4)),
+    "sapo": (sapo, {"sapo_tau_pos": 0.8, "sapo_tau_neg": 1.4}),
+    "m2po": (m2po, {"eps_low": 0.25, "eps_high": 0.4}),
 }
 
 
@@ -287,7 +287,7 @@ def test_corrections(seed):
     mask_BT, tensors, lists, _, _ = ragged(seed)
     pairs = list(zip(lists["old"], lists["ref"], strict=True))
     ratio = [[math.exp(x - y) for x, y in zip(a, b, strict=True)] for a, b in pairs]
-    given = dict(tis_clip_low=0.5, tis_clip=2.0)
+    given = {"tis_clip_low": 0.5, "tis_clip": 2.0}
     weight_BT = corrections.tis_weight(tensors["old"], tensors["ref"], mask_BT, **given)
     compare(weight_BT, mask_BT, [[min(max(r, 0.5), 2.0) for r in row] for row in ratio])
     weight_BT = corrections.icepop_weight(tensors["old"], tensors["ref"], mask_BT, **given)

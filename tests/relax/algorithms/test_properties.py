@@ -221,7 +221,7 @@ def test_a_hole_in_one_response_does_not_change_the_others(lengths, gamma, seed)
     reward_BT = torch.randn(count + 1, 6, generator=generator)
     mask_BT = torch.arange(6) < torch.tensor([*lengths, 0])[:, None]
     mask_BT[count] = torch.tensor([True, False, True, False, True, False])
-    args = dict(gamma=gamma, lambd=0.8)
+    args = {"gamma": gamma, "lambd": 0.8}
     both = advantages.gae(reward_BT, value_BT, mask_BT, **args)
     alone = advantages.gae(reward_BT[:count], value_BT[:count], mask_BT[:count], **args)
     for x_BT, y_BT in zip(both, alone, strict=True):

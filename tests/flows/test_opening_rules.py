@@ -1,0 +1,43 @@
+"""Before a run is opened: the algorithm's rules, the user's functions, what is not built yet."""
+
+import pytest
+
+from flows.opening import checked
+from relax.errors import ConfigError
+from relax.flags import load_config
+
+
+def refused(**given):
+    with pytest.raises(ConfigError) as caught:
+        checked(load_config(None, given))
+    return str(caught.value).splitlines()
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("fully_async", True),
+        ("hybrid", True),
+        ("partial_rollout", True),
+        ("use_dynamic_global_batch_size", True),
+        ("max_staleness", 2),
+    ],
+)
+def test_not_built_yet(setting, value):
+    (line,) = refused(**{setting: value})
+    assert f"{setting} = {value}: not built yet; leave it at" in line
+
+
+def test_the_rules_come_first():
+    (line,) = refused(advantage_estimator="rloo", fully_async=True, calculate_per_token_loss=True)
+    assert line.startswith("rollout.fully_async = True: must be off; rloo:")
+
+
+def test_warnings_are_told(capsys):
+    checked(load_config(None, {"rollout_top_p": 0.9}))
+    assert capsys.readouterr().err.startswith("warning: rollout.rollout_top_p = 0.9")
+
+
+def test_a_missing_file_is_named(tmp_path):
+    (line,) = refused(custom_loss_path=f"{tmp_path}/none.py:loss")
+    assert line.startswith("--custom-loss-path = ") and "no file" in line

@@ -1,0 +1,268 @@
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from training_cases import make_sequences, policy_gradient, value_regression
+from transformers import AutoModelForCausalLM
+
+from relax.errors import ArtifactError, ConfigError
+from relax.trainer import checkpoint, publish
+from relax.trainer.actor import Actor, NonFiniteError, TrainerOptions, policy_hash
+from relax.trainer.critic import Critic
+from relax.trainer.sequences import LossParts
+from relax.trainer.sharded import ShardedModel, score_logp
+from relax.trainer.timing import step_flops
+
+OPTIONS = TrainerOptions(lr=1e-3, max_tokens_per_gpu=60)
+
+
+def step(learner, count=8, seed=0):
+    sequences = make_sequences(count, seed)
+    make_loss = policy_gradient if isinstance(learner, Actor) else value_regression
+    return learner.train_step(sequences, make_loss(sequences))
+
+
+def load(model_dir, **change):
+    return Actor.load(model_dir, dataclasses.replace(OPTIONS, **change), num_schedule_steps=9)
+
+
+@pytest.mark.parametrize("change", [{"recompute_every": 1}, {"recompute_every": 2}])
+def test_recomputed_activations_change_no_bit(tied_dir, change):
+    plain, frugal = load(tied_dir), load(tied_dir, **change)
+    assert step(plain) == step(frugal)
+    assert plain.weights_hash() == frugal.weights_hash()
+
+
+def test_offload_changes_no_bit(tied_dir):
+    plain, offloaded = load(tied_dir), load(tied_dir, offload="cpu")
+    assert step(plain) == step(offloaded)
+    assert plain.weights_hash() == offloaded.weights_hash()
+
+
+@pytest.mark.slow
+def test_compiled_blocks_train_the_same(tied_dir):
+    plain, compiled = load(tied_dir), load(tied_dir, compiled="blocks")
+    assert step(compiled) == pytest.approx(step(plain), rel=1e-4)
+
+
+def test_bfloat16_computes_near_float32(untied_dir):
+    plain, rounded = load(untied_dir), load(untied_dir, dtype="bfloat16")
+    assert step(rounded)["loss"] == pytest.approx(step(plain)["loss"], abs=0.1)
+    assert {weight.dtype for weight in rounded._model.weights.values()} == {torch.float32}
+
+
+def test_only_named_parameters_move(untied_dir):
+    actor = load(untied_dir, only_train_params=(r"layers\.1\.", "lm_head"))
+    before = {name: w.full_tensor().clone() for name, w in actor._model.weights.items()}
+    step(actor)
+    moved = {
+        n for n, w in actor._model.weights.items() if not torch.equal(w.full_tensor(), before[n])
+    }
+    assert moved == {n for n in before if "layers.1." in n or n == "lm_head.weight"}
+
+
+def test_frozen_parameters_stay_through_a_checkpoint(untied_dir, tmp_path):
+    actor = load(untied_dir, freeze_params=("embed_tokens",))
+    before = actor._model.weights["model.embed_tokens.weight"].full_tensor().clone()
+    step(actor)
+    assert torch.equal(actor._model.weights["model.embed_tokens.weight"].full_tensor(), before)
+    actor.save(tmp_path / "1")
+    with pytest.raises(ArtifactError, match=r"embed_tokens\.weight was not trained there"):
+        load(untied_dir).restore(tmp_path / "1")
+
+
+def test_patterns_that_match_nothing_or_everything_are_refused(tied_dir):
+    with pytest.raises(ConfigError, match="freeze_params = 'laers' matches no parameter"):
+        load(tied_dir, freeze_params=("laers",))
+    with pytest.raises(ConfigError, match="leaves no parameter to train"):
+        load(tied_dir, freeze_params=(".",))
+
+
+def test_a_non_finite_loss_moves_nothing_and_names_the_samples(tied_dir, tmp_path):
+    actor = load(tied_dir, micro_batch_size=1)
+    sequences = make_sequences(5)
+    before = actor.weights_hash()
+
+    def poisoned(batch):
+        parts = policy_gradient(sequences)(batch)
+        is_third = torch.equal(
+            batch["advantage_BT"][0], torch.from_numpy(sequences[3].fields["advantage"])
+        )
+        return LossParts(parts.loss * (float("nan") if is_third else 1.0))
+
+    for _ in range(2):
+        with pytest.warns(
+            RuntimeWarning, match=r"optimizer step 0: loss = nan.*skipped; .*: \[3\]"
+        ):
+            metrics = actor.train_step(sequences, poisoned)
+        assert metrics["skipped_steps"] == 1.0
+        assert "lr" not in metrics
+    assert (actor.step, actor.weights_hash(), actor.skipped_samples) == (0, before, (3,))
+    with pytest.raises(NonFiniteError, match="3 in a row: stopped"):
+        actor.train_step(sequences, poisoned, inspect_dir=tmp_path / "bad")
+    kept = np.load(tmp_path / "bad" / "sample-3.npz")
+    np.testing.assert_array_equal(kept["tokens"], sequences[3].tokens)
+    np.testing.assert_array_equal(kept["advantage"], sequences[3].fields["advantage"])
+
+
+def test_a_finite_step_between_forgives_the_skipped_ones(tied_dir):
+    actor = load(tied_dir)
+    sequences = make_sequences(5)
+    for _ in range(2):
+        for _ in range(2):
+            with pytest.warns(RuntimeWarning, match="grad_norm = nan"):
+                actor.train_step(
+                    sequences,
+                    lambda batch: LossParts(batch["logp_BT"].sum() * 0 + _endless_slope(batch)),
+                )
+        assert step(actor)["skipped_steps"] == 0.0
+    assert actor.step == 2
+
+
+def _endless_slope(batch):
+    """A finite value whose gradient is not: the root of 0."""
+    return (batch["logp_BT"].sum() - batch["logp_BT"].sum().detach()).sqrt()
+
+
+def test_scoring_between_restores_sees_the_restored_weights(tied_dir, tmp_path):
+    actor = load(tied_dir)
+    sequences = make_sequences(6)
+    first = actor.logp(sequences, 1.0)
+    actor.save(tmp_path / "0")
+    step(actor)
+    second = actor.logp(sequences, 1.0)
+    actor.restore(tmp_path / "0")
+    for row, before, between in zip(actor.logp(sequences, 1.0), first, second, strict=True):
+        np.testing.assert_array_equal(row, before)
+        assert np.abs(row - between).max() > 1e-3
+
+
+def test_reference_scores_equal_the_actors(tied_dir):
+    sequences = make_sequences(6)
+    rows = score_logp(tied_dir, sequences, temperature=0.7, options=OPTIONS)
+    for row, expected in zip(rows, load(tied_dir).logp(sequences, 0.7), strict=True):
+        np.testing.assert_array_equal(row, expected)
+
+
+def test_likeliest_words_are_those_of_the_logits(untied_dir):
+    sequences = make_sequences(7)
+    found = ShardedModel(untied_dir, OPTIONS, "logp").top_words(sequences, 5, 0.7)
+    model = AutoModelForCausalLM.from_pretrained(untied_dir)
+    for sequence, (words_TK, logp_TK) in zip(sequences, found, strict=True):
+        with torch.no_grad():
+            logits_TV = model(torch.from_numpy(sequence.tokens)[None]).logits[0] / 0.7
+        logp_TV = logits_TV[-sequence.response_len - 1 : -1].log_softmax(-1)
+        np.testing.assert_array_equal(words_TK, logp_TV.topk(5).indices)
+        np.testing.assert_allclose(logp_TK, logp_TV.topk(5).values, atol=2e-5)
+
+
+def test_a_critic_starts_at_zero_learns_and_is_published_whole(tied_dir, tmp_path):
+    critic = Critic.load(tied_dir, OPTIONS, num_schedule_steps=9)
+    sequences = make_sequences(8)
+    assert all(not row.any() for row in critic.values(sequences))
+    losses = [step(critic)["loss"] for _ in range(30)]
+    assert losses[-1] < 0.7 * losses[0]
+    critic.publish(tmp_path / "critic", "float32")
+    again = Critic.load(tmp_path / "critic", OPTIONS, num_schedule_steps=9)
+    for one, other in zip(critic.values(sequences), again.values(sequences), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_published_files_are_split_indexed_and_hashed_alike(untied_dir, tmp_path, monkeypatch):
+    actor = load(untied_dir)
+    whole = actor.publish(tmp_path / "whole", "float32")
+    monkeypatch.setattr(publish, "FILE_BYTES", 20_000)
+    assert actor.publish(tmp_path / "split", "float32") == whole == policy_hash(tmp_path / "split")
+    assert len(list((tmp_path / "split").glob("model-*-of-*.safetensors"))) > 1
+    sequences = make_sequences(4)
+    again = Actor.load(tmp_path / "split", OPTIONS, num_schedule_steps=1)
+    assert again.weights_hash() == whole
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "split")
+    assert torch.equal(model.lm_head.weight, actor._model.weights["lm_head.weight"].full_tensor())
+    assert actor.logp(sequences, 1.0)[0].tolist() == again.logp(sequences, 1.0)[0].tolist()
+    with pytest.raises(ArtifactError, match="exists; publish to a new name"):
+        actor.publish(tmp_path / "whole", "float32")
+
+
+@pytest.mark.parametrize("damage", ["cut", "flip", "remove", "unlisted"])
+def test_a_damaged_newest_checkpoint_falls_back_with_a_warning(tied_dir, tmp_path, damage):
+    actor = load(tied_dir)
+    hashes = {}
+    for number in (1, 2):
+        step(actor, seed=number)
+        actor.save(tmp_path / f"{number:06d}")
+        hashes[number] = actor.weights_hash()
+    file = tmp_path / "000002" / "__0_0.distcp"
+    data = bytearray(file.read_bytes())
+    if damage == "cut":
+        file.write_bytes(data[:-10])
+    if damage == "flip":
+        data[len(data) // 2] ^= 1
+        file.write_bytes(data)
+    if damage == "remove":
+        file.unlink()
+    if damage == "unlisted":
+        (tmp_path / "000002" / "files.json").unlink()
+    restored = load(tied_dir)
+    with pytest.warns(RuntimeWarning, match=r"000002: .* falling back to the one before"):
+        assert restored.restore_newest(tmp_path) == tmp_path / "000001"
+    assert restored.weights_hash() == hashes[1]
+    with pytest.raises(ArtifactError, match=r"000002: .*; restore an older one"):
+        restored.restore(tmp_path / "000002")
+
+
+def test_an_async_save_holds_the_state_of_its_call(tied_dir, tmp_path):
+    actor = load(tied_dir)
+    step(actor)
+    digest = actor.weights_hash()
+    pending = actor.save_async(tmp_path / "1")
+    step(actor)
+    assert not (tmp_path / "1").exists()
+    pending.wait()
+    restored = load(tied_dir)
+    restored.restore(tmp_path / "1")
+    assert restored.weights_hash() == digest != actor.weights_hash()
+
+
+def test_retention_keeps_the_newest(tmp_path):
+    for name in ("000009", "000010", "000100", ".writing-000101", "notes"):
+        (tmp_path / name).mkdir()
+    assert checkpoint.prune(tmp_path, 2) == [tmp_path / "000009"]
+    kept = sorted(path.name for path in tmp_path.iterdir())
+    assert kept == [".writing-000101", "000010", "000100", "notes"]
+
+
+def test_a_checkpoint_of_another_model_is_named(tied_dir, untied_dir, tmp_path):
+    load(tied_dir).save(tmp_path / "1")
+    with pytest.raises(ArtifactError, match=r"lm_head\.weight = nothing; the model has"):
+        load(untied_dir).restore(tmp_path / "1")
+
+
+def test_a_model_without_weights_or_config_is_named(tied_dir, tmp_path):
+    with pytest.raises(ArtifactError, match=r"no config\.json"):
+        load(tmp_path)
+    (tmp_path / "config.json").write_text((tied_dir / "config.json").read_text())
+    with pytest.raises(ArtifactError, match=r"no \*.safetensors file"):
+        load(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"short")
+    with pytest.raises(ArtifactError, match=r"model\.safetensors is damaged"):
+        load(tmp_path)
+
+
+def test_timing_of_a_step(tied_dir):
+    actor = load(tied_dir, max_tokens_per_gpu=1000, row_tokens=40)
+    step(actor)
+    timing = actor.timing
+    phases = ("data", "forward", "loss", "backward", "communication", "optimizer")
+    total_s = sum(timing[f"{name}_s"] for name in phases)
+    assert 0.5 * timing["step_s"] < total_s <= timing["step_s"]
+    num_tokens = sum(len(sequence.tokens) for sequence in make_sequences(8))
+    assert timing["tokens_per_s"] * timing["step_s"] == pytest.approx(num_tokens)
+    assert 0 <= timing["padding_waste"] < 0.5
+    assert 0.1 < timing["peak_memory_gib"] < 20
+
+
+def test_flops_by_hand():
+    # 10 weights, 2 layers of width 4, lengths 3 and 5: 6*10*8 + 6*2*4*(9+25).
+    assert step_flops(10, 2, 4, [3, 5]) == 480 + 1632
