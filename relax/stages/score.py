@@ -21,6 +21,7 @@ from relax.stages.training import learners_before, trainer_options
 from relax.stages.update import response_sequences, update
 from relax.store import Output, Run
 from relax.trainer.actor import TrainerOptions, TrainSequence
+from relax.trainer.device import free_memory
 from relax.trainer.sharded import ShardedModel
 
 Rows = list[np.ndarray]
@@ -52,16 +53,14 @@ def run(config: Config, inputs: Inputs, output: Output, warm: Warm) -> None:
             likeliest = learners.actor.top_words(sequences, top_k, options.temperature)
     output.measure("seconds/policy", time.perf_counter() - start)
     if "ref_logp" in wanted:
-        columns["ref_logp"] = frozen_logp(
-            reference_dir(inputs.run, inputs.step), sequences, options
-        )
+        columns["ref_logp"], _ = frozen(reference_dir(inputs.run, inputs.step), sequences, options)
     if "teacher_logp" in wanted:
-        teacher = frozen(Path(config.model.opd_teacher_load), options)
-        columns["teacher_logp"] = teacher.rows(sequences, "logp", options.temperature)
+        columns["teacher_logp"], words = frozen(
+            Path(config.model.opd_teacher_load), sequences, options, num_top=top_k
+        )
         if likeliest is not None:
-            found = teacher.top_words(sequences, top_k, options.temperature)
             columns["top_k_overlap"] = [
-                overlap(ours, theirs) for ours, (theirs, _) in zip(likeliest, found, strict=True)
+                overlap(ours, theirs) for ours, theirs in zip(likeliest, words, strict=True)
             ]
     output.write("scores", SCORES.table(sample_id=[s.sample_id for s in sequences], **columns))
     output.write("metrics", metric_table([]))
@@ -73,15 +72,23 @@ def reference_dir(run: Run, step: int) -> Path:
     return checked_policy(run, version) if version else Path(run.config.model.ref_load)
 
 
-def frozen(directory: Path, options: TrainerOptions) -> ShardedModel:
-    """A model without an optimizer, once the one before it is freed."""
+def frozen(
+    directory: Path, sequences: list[TrainSequence], options: TrainerOptions, *, num_top: int = 0
+) -> tuple[Rows, Rows]:
+    """Log-probabilities under a model that is loaded for this call and freed after it.
+
+    And its num_top likeliest words of every token (0: an empty list). Models of a step are loaded
+    one after another, so that they never share memory.
+    """
+    model = ShardedModel(directory, options, "logp")
+    logp = model.rows(sequences, "logp", options.temperature)
+    words = []
+    if num_top:
+        words = [found for found, _ in model.top_words(sequences, num_top, options.temperature)]
+    del model
     gc.collect()
-    return ShardedModel(directory, options, "logp")
-
-
-def frozen_logp(directory: Path, sequences: list[TrainSequence], options: TrainerOptions) -> Rows:
-    """Log-probabilities of a frozen model, which is freed again."""
-    return frozen(directory, options).rows(sequences, "logp", options.temperature)
+    free_memory()
+    return logp, words
 
 
 def overlap(ours_TK: np.ndarray, theirs_TK: np.ndarray) -> np.ndarray:

@@ -33,7 +33,7 @@ class Learners:
     critic: Critic | None
 
     @property
-    def parts(self) -> dict[str, Learner]:
+    def parts(self) -> Mapping[str, Learner]:
         """Those that there are, by the name of their directory in a checkpoint."""
         parts: dict[str, Learner] = {"actor": self.actor}
         return parts if self.critic is None else {**parts, "critic": self.critic}

@@ -70,10 +70,8 @@ def run(config: Config, inputs: Inputs, output: Output, warm: Warm) -> None:
 
 def update(learners: Learners, config: Config, run: Run, step: int) -> Metrics:
     """All optimizer steps of one rollout, from its tables."""
-    groups = training_groups(run, step, config)
-    return optimizer_steps(
-        learners, config, step, groups, inspect_dir=run.root / "inspect" / f"{step:06d}"
-    )
+    groups, kept = training_groups(run, step, config), run.root / "inspect" / f"{step:06d}"
+    return optimizer_steps(learners, config, step, groups, inspect_dir=kept)
 
 
 def optimizer_steps(
@@ -84,7 +82,10 @@ def optimizer_steps(
     *,
     inspect_dir: Path | None = None,
 ) -> Metrics:
-    """Cut a rollout's groups, in their seeded order, into optimizer steps and take them."""
+    """Cut a rollout's groups, in their seeded order, into optimizer steps and take them.
+
+    `inspect_dir` gets the batch of a third non-finite step in a row, which ends the run.
+    """
     order = group_order(config.seeds.seed, step, len(groups))
     metrics = []
     for place, groups_G in enumerate(np.array_split(order, config.optimizer_steps)):
@@ -118,10 +119,7 @@ def actor_step(
     is_first: bool,
     inspect_dir: Path | None = None,
 ) -> dict[str, float]:
-    """One optimizer step of the actor. `is_first`: of its rollout, so that the ratio is known.
-
-    `inspect_dir` gets the batch of a third non-finite step in a row, which ends the run.
-    """
+    """One optimizer step of the actor. `is_first`: of its rollout, so that the ratio is known."""
     row, settings = rules.row_of(config), config.algorithm.model_dump()
     custom = loaded(config.algorithm, "custom_loss_path")
     moved = not is_first or config.algorithm.use_rollout_logprobs

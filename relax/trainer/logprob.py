@@ -15,9 +15,9 @@ def linear_logp(
 ) -> tuple[Tensor, Tensor]:
     """Log-probability of the target and entropy of softmax(hidden @ weight.T / temperature).
 
-    Returns float32 logp_N and entropy_N (nats; float64 from float64). Both are differentiable with
-    respect to hidden and weight; the backward pass computes the logits again, tile by tile, from
-    the saved log-sum-exp: with p = softmax(z) and H the entropy,
+    Returns logp_N and entropy_N in nats, float32 (float64 from float64). Both are differentiable
+    with respect to hidden and weight; the backward pass computes the logits again, tile by tile,
+    from the saved log-sum-exp: with p = softmax(z) and H the entropy,
     d logp / d z = onehot(target) - p and d H / d z = -p (log p + H).
     """
     return _LinearLogp.apply(hidden_NH, weight_VH, target_N, temperature)

@@ -21,7 +21,7 @@ class TrainerOptions:
     instead (0: use max_tokens_per_gpu). row_tokens: width of the rows that sequences are packed
     into (0: chosen); attention costs row width per token.
     dtype: of the computation; parameters and gradients are float32 master copies either way.
-    float64 is for proofs on a CPU: parameters, gradients and optimizer state are float64 then, too.
+    float64 is for proofs on a CPU: parameters, gradients and optimizer state are float64 then too.
     sampling_dtype: of the published weights and of their hash.
     replicate: groups of ranks that each hold the whole model between them (usually one a node);
     the ranks must be a multiple of it.

@@ -3,7 +3,6 @@
 Shapes: N response tokens of a micro-batch.
 """
 
-import gc
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -16,7 +15,6 @@ from transformers import AutoConfig
 
 from relax.trainer.batch import MicroBatch, lay_out
 from relax.trainer.build import HeadKind, build, fsdp_modules
-from relax.trainer.device import free_memory
 from relax.trainer.options import TrainerOptions
 from relax.trainer.packing import plan_count, plan_tokens
 from relax.trainer.ranks import ensure_group, gather, make_mesh
@@ -67,7 +65,7 @@ class ShardedModel:
         return lay_out(sequences, row_tokens, self.device)
 
     def outputs(self, batch: MicroBatch, temperature: float) -> dict[str, Tensor]:
-        """The head's outputs at the N response tokens, by name; float64 from a float64 model."""
+        """The head's outputs at the N response tokens, by name; float32 (float64 of float64)."""
         head = self.module.head
         arguments = (batch.target_N, temperature) if "logp" in head.outputs else ()
         values = self.module(batch.token_RL, batch.position_RL, batch.source_N, *arguments)
@@ -127,22 +125,3 @@ class ShardedModel:
         """Replicas exchange gradients once a step, after the last micro-batch."""
         if self.options.replicate > 1:
             self.module.set_requires_all_reduce(is_last)  # type: ignore[operator]
-
-
-def score_logp(
-    model_dir: Path,
-    sequences: Sequence[TrainSequence],
-    *,
-    temperature: float,
-    options: TrainerOptions,
-) -> list[np.ndarray]:
-    """Log-probabilities under a model that is loaded for this call and freed after it.
-
-    For reference and teacher, one after another, so that they never share memory.
-    """
-    model = ShardedModel(model_dir, options, "logp")
-    rows = model.rows(sequences, "logp", temperature)
-    del model
-    gc.collect()
-    free_memory()
-    return rows

@@ -209,7 +209,10 @@ def all_in(dtype: str) -> Iterator[None]:
 
 
 def all_cases(models: Path, dtype: str) -> dict[str, dict[str, Any]]:
-    """case -> layout -> result on this many ranks. R ranks, M micro-batches; 3 in another order."""
+    """case -> layout -> result on this many ranks.
+
+    Layouts: R ranks, M micro-batches; 3 in another order.
+    """
     ranks = dist.get_world_size() if dist.is_initialized() else 1
     logp_B = torch.load(models / "logp.pt", weights_only=False)
     found: dict[str, dict[str, Any]] = {}

@@ -1,4 +1,4 @@
-"""Every metric of ALGORITHMS section 5 from real runs: there where it means something."""
+"""Every metric of ALGORITHMS section 5 from real runs: where it means something, and only there."""
 
 import math
 
@@ -71,8 +71,7 @@ PRESENT: dict[str, set[str]] = {
     **dict.fromkeys(
         ["train/train_rollout_logprob_abs_diff", "train/mismatch_kl", "train/mismatch_k3_kl"], SEEN
     ),
-    "train/m2po_eps_low": {"m2po bound"},
-    "train/m2po_eps_high": {"m2po bound"},
+    **dict.fromkeys(["train/m2po_eps_low", "train/m2po_eps_high"], names("m2po bound")),
     **dict.fromkeys(["train/ppo_kl_m2_before", "train/ppo_kl_m2_after"], M2PO),
     "train/opd_kl_term": names("grpo opd*", "rloo opd*"),
     "train/opd_topk_overlap": {"grpo opd overlap"},

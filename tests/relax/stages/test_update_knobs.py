@@ -87,7 +87,7 @@ ELSEWHERE = {
     "opd_log_prob_top_k": "a metric only",
     "use_kl_loss": "kl_loss_coef is 0 without it, and with that at 0 it is a metric only",
     "true_on_policy_mode": "says what holds without it: old_logp is left out with one step",
-    "drop_incomplete_groups": "groups that lack samples: see test_a_dropped_group_...",
+    "drop_incomplete_groups": "test_a_dropped_group_is_as_if_it_had_never_been",
     "ref_update_interval": "test_score.py: the reference follows the policy",
     "custom_advantage_path": "tests/relax/test_custom.py",
     "custom_loss_path": "tests/relax/test_custom.py",
