@@ -45,11 +45,19 @@ def _command(name: str, argv: Sequence[str]) -> int:
     parser.add_argument(
         "--no-prefect", action="store_true", help="run the same loop without Prefect"
     )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print the plan and every job's script; run nothing"
+    )
     known = parse_flags(parser, argv)
     overrides = overrides_of(known)
     config, reset = load(known.config, overrides)
     if reset:
         print(reset, file=sys.stderr)
+    if "dry_run" in known:
+        from flows.preview import preview
+
+        print(preview(config, importlib.import_module(f"flows.{name}").steps))
+        return 0
     check(config)  # faults are told before anything is started
     if "no_prefect" in known:
         from tasks.stage import perform

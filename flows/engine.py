@@ -92,4 +92,5 @@ def cancel_run_jobs(flow: Flow, flow_run: FlowRun, state: State) -> None:
     del flow, state
     parameters = flow_run.parameters
     config, _ = load(parameters.get("config") or None, parameters.get("overrides") or {})
-    cancel_jobs(config.run.run_dir)
+    if not config.slurm.detach:
+        cancel_jobs(config.run.run_dir)

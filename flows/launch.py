@@ -44,5 +44,14 @@ def launch(
         progress,
         around(session),
     ):
+        session.plan = planned(steps, session)
         steps(session, do)
+        session.finish()
     progress.summary(session.run.root)
+
+
+def planned(steps: Callable[[Any, Do], None], session: Any) -> dict[int, list[str]]:
+    """The stages of each step in the order in which the flow's own loop asks for them."""
+    plan: dict[int, list[str]] = {}
+    steps(session, lambda _, step, stage: plan.setdefault(step, []).append(stage))
+    return plan

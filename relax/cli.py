@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(usage())
         return 0 if words else 2
     try:
-        return command(words[0])(words[1:])
+        return command(subcommand(words))(words[1:])
     except (ValueError, OSError) as error:
         if isinstance(error, BrokenPipeError):
             return _reader_left()
@@ -78,7 +78,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def usage() -> str:
     """What `relax --help` prints: it fits a screen."""
-    offered = sorted({entry.name for entry in entry_points(group=GROUP)} - COMMANDS.keys())
+    known = {*COMMANDS, "check-cluster"}
+    offered = sorted({entry.name for entry in entry_points(group=GROUP)} - known)
     lines = [f"  {name:9} {what}" for name, what in COMMANDS.items()]
     lines += [f"  also: {', '.join(offered)}"] if offered else []
     return USAGE.format(commands="\n".join(lines))
@@ -88,6 +89,11 @@ def _reader_left() -> int:
     """`relax sql ... | head`: the reader has what it wanted; say nothing, also not at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
+
+
+def subcommand(words: Sequence[str]) -> str:
+    """`check --cluster` asks SLURM, which relax itself does not know."""
+    return "check-cluster" if words[0] == "check" and "--cluster" in words else words[0]
 
 
 def command(name: str) -> Command:

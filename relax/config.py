@@ -7,39 +7,24 @@ A section is named after the stage that reads it. Field names are unique over th
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-PositiveInt = Annotated[int, Field(gt=0)]
-NonNegativeInt = Annotated[int, Field(ge=0)]
-NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Fraction = Annotated[float, Field(ge=0, le=1)]
-Finite = Annotated[float, Field(allow_inf_nan=False)]
-Strings = Annotated[tuple[str, ...], Field(strict=False)]
-Ints = Annotated[tuple[int, ...], Field(strict=False)]
-Placement = Literal["inline", "job"]
-
-UNKEYED: dict[str, Any] = {"keyed": False}
-
-
-def unkeyed(default: Any = ...) -> Any:
-    """A field that says where or how, never what: no artifact's key contains it."""
-    return Field(default, json_schema_extra=UNKEYED)
-
-
-class Section(BaseModel):
-    """A node of the tree: immutable, no unknown keys, no silent conversions."""
-
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True
-    )
-
-    def keyed(self) -> dict[str, Any]:
-        """The fields that decide what an artifact contains."""
-        extras = {name: f.json_schema_extra for name, f in type(self).model_fields.items()}
-        return {n: v for n, v in self.model_dump(mode="json").items() if extras[n] != UNKEYED}
+from relax.placement import PlacementSection, SlurmSection
+from relax.section import (
+    Finite,
+    Fraction,
+    Ints,
+    NonNegative,
+    NonNegativeInt,
+    Placement,
+    Positive,
+    PositiveInt,
+    Section,
+    Strings,
+    unkeyed,
+)
 
 
 class RunSection(Section):
@@ -351,25 +336,6 @@ class SftSection(Section):
     """Prompt-answer pairs per optimizer step."""
 
 
-class PlacementSection(Section):
-    """Where stages run: `inline` in the flow's process, `job` as a job of their own."""
-
-    placement: Placement = unkeyed("inline")
-    """Placement of every stage that has none of its own below."""
-    rollout_placement: Placement | None = unkeyed(None)
-    """Placement of `rollout` (and `evaluate`)."""
-    reward_placement: Placement | None = unkeyed(None)
-    """Placement of `reward`."""
-    advantage_placement: Placement | None = unkeyed(None)
-    """Placement of `advantage`."""
-    update_placement: Placement | None = unkeyed(None)
-    """Placement of `update` (and `sft`)."""
-    executor: Literal["local"] = unkeyed("local")
-    """What runs a job: `local` processes of this machine."""
-    job_timeout_min: PositiveInt = unkeyed(60)
-    """Time limit of a job, in minutes."""
-
-
 class WandbSection(Section):
     """Logging to wandb (extra `wandb`); its key is read from WANDB_API_KEY and stored nowhere."""
 
@@ -399,6 +365,7 @@ class Config(Section):
     evaluate: EvaluateSection = EvaluateSection()
     sft: SftSection = SftSection()
     placement: PlacementSection = PlacementSection()
+    slurm: SlurmSection = SlurmSection()
     wandb: WandbSection = WandbSection()
 
     @property
@@ -422,10 +389,12 @@ class Config(Section):
 
     def placement_of(self, stage: str) -> Placement:
         """Where `stage` runs."""
-        stage = stage.partition(".")[0]  # rollout.2 is a round of rollout
-        family = {"evaluate": "rollout", "sft": "update", "score": "update"}.get(stage, stage)
-        own: Placement | None = getattr(self.placement, f"{family}_placement")
+        own: Placement | None = getattr(self.placement, f"{_family(stage)}_placement")
         return own or self.placement.placement
+
+    def allocation_of(self, stage: str) -> str:
+        """Name of the allocation that `stage` runs in; empty where it has a job of its own."""
+        return getattr(self.slurm, f"{_family(stage)}_allocation")
 
     @model_validator(mode="after")
     def _sampling_fits(self) -> Config:
@@ -471,6 +440,12 @@ class Config(Section):
                 f"n_samples_per_prompt = {group}: an optimizer step takes whole groups"
             )
         return self
+
+
+def _family(stage: str) -> str:
+    """The stage whose placement `stage` shares; rollout.2 is a round of rollout."""
+    stage = stage.partition(".")[0]
+    return {"evaluate": "rollout", "sft": "update", "score": "update"}.get(stage, stage)
 
 
 def flag_of(field: str) -> str:

@@ -287,6 +287,12 @@ VIEWS = {
                 Column("host", TEXT, "", "machine it ran on", True),
                 Column("started", pa.timestamp("s"), "UTC", "when it started", True),
                 Column("seconds", REAL, "s", "how long it took", True),
+                Column("state", TEXT, "", "of its job: COMPLETED, FAILED, CANCELLED ...", True),
+                Column("queue_s", REAL, "s", "its job waited in the queue", True),
+                Column("run_s", REAL, "s", "its job ran, all its stages and restarts", True),
+                Column("gpus", COUNT, "", "GPUs of its job", True),
+                Column("num_nodes", COUNT, "", "nodes of its job", True),
+                Column("restarts", COUNT, "", "times its job was requeued", True),
             ),
         ),
     )

@@ -1,127 +1,257 @@
-"""Submit a function by name as a job, and find it again after the submitter died."""
+"""Submit a function by its name as a job: to SLURM, as local processes, or in this process."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import json
+import io
 import os
+import shlex
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from submitit.local.local import LocalExecutor
-
-from slurm import entry
+from slurm import entry, records
 from slurm.errors import JobError
+from slurm.jobs import LOG, Job
+from slurm.resources import Resources
+from slurm.site import Site
 
-RECORD = "job.json"
+FOREIGN = ("SLURM_", "SBATCH_", "SRUN_", "SUBMITIT_", "PMI_", "PMIX_", "OMPI_")
+KEPT = {"SLURM_CONF"}
+RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+REMEDIES = (
+    ("invalid partition", "partition"),
+    ("account/partition", "account or partition"),
+    ("invalid account", "account"),
+    ("invalid qos", "qos"),
+    ("time limit", "minutes"),
+    ("node configuration is not available", "gpus_per_node, cpus_per_task, mem_gb or constraint"),
+    ("more processors", "nodes, tasks_per_node or cpus_per_task"),
+    ("node count", "nodes"),
+    ("invalid feature", "constraint"),
+    ("reservation", "reservation"),
+    ("memory", "mem_gb"),
+    ("gres", "gpus_per_node"),
+)
+_environment_lock = threading.Lock()
 
 
 @dataclass(frozen=True)
-class Job:
-    """One submission. `folder` is its record: job.json, submitit's files, the log."""
+class Order:
+    """What to run, where, and under which name."""
 
-    folder: Path
-    job_id: str
-    start: int | None
-    """Start time of the process, clock ticks since boot: a pid alone can be another's by now."""
+    executor: str
+    """`slurm`, `local` or `debug`."""
+    name: str
+    target: str
+    calls: tuple[Mapping[str, Any], ...]
+    """Arguments of the target; several make an array, one element each."""
+    attempt: str
+    resources: Resources
+    code: Path
+    """Directory that the job imports its code from."""
+    allocation: str = ""
+    """Name of the allocation, for errors."""
+    site: Site = field(default_factory=Site)
+    labels: Mapping[str, Any] = field(default_factory=dict)
+    """Written into claim.json and job.json, by which the job is found again."""
 
-    def alive(self) -> bool:
-        """Whether the job may still do something."""
-        return self.start is not None and process_start(int(self.job_id)) == self.start
-
-    def cancel(self) -> None:
-        """End the job and everything it started."""
-        if self.alive():
-            os.killpg(int(self.job_id), 9)
-
-    def log_tail(self, num_lines: int = 15) -> str:
-        """The last lines of what the job wrote to stderr, else to stdout."""
-        for suffix in ("err", "out"):
-            logs = sorted(self.folder.glob(f"{self.job_id}_*.{suffix}"))
-            lines = [line for log in logs for line in log.read_text(errors="replace").splitlines()]
-            if lines:
-                return "\n".join(lines[-num_lines:])
-        return "(it wrote nothing)"
-
-
-def claim(jobs: Path, name: str) -> Path:
-    """A new folder JOBS/NAME-<attempt>, made by mkdir: no two submitters get the same one."""
-    jobs.mkdir(parents=True, exist_ok=True)
-    attempt = len(list(jobs.glob(f"{name}-[0-9]*"))) + 1
-    while True:
-        folder = jobs / f"{name}-{attempt}"
-        try:
-            folder.mkdir()
-        except FileExistsError:
-            attempt += 1
-            continue
-        return folder
-
-
-def submit(
-    folder: Path, target: str, arguments: dict[str, Any], *, timeout_min: int, code: Path
-) -> Job:
-    """Start `target` as a process of this machine that outlives the submitter.
-
-    `code` is the directory that the job imports its code from.
-    """
-    executor = LocalExecutor(folder)
-    executor.update_parameters(timeout_min=timeout_min, tasks_per_node=1)
-    with _detached(), _environment(PYTHONPATH=str(code), PYTHONUNBUFFERED="1"):
-        pid = executor.submit(entry.run, target, arguments).job_id
-    job = Job(folder, pid, process_start(int(pid)))
-    scratch = folder / f".{RECORD}"
-    scratch.write_text(json.dumps({"job_id": job.job_id, "start": job.start, "target": target}))
-    scratch.rename(folder / RECORD)
-    return job
-
-
-def find(jobs: Path, name: str) -> Job | None:
-    """The living job of an earlier submission under `name`, None when there is none."""
-    return next(iter(living(jobs, f"{name}-[0-9]*")), None)
-
-
-def living(jobs: Path, pattern: str = "*") -> list[Job]:
-    """The jobs recorded in folders that match `pattern` and that are still alive."""
-    records = {
-        path.parent: json.loads(path.read_text()) for path in jobs.glob(f"{pattern}/{RECORD}")
-    }
-    found = [Job(folder, r["job_id"], r["start"]) for folder, r in sorted(records.items())]
-    return [job for job in found if job.alive()]
-
-
-def refuse_dead(job: Job, name: str) -> None:
-    """Raise JobError, with the end of its log, when the job is gone."""
-    if not job.alive():
-        raise JobError(
-            f"{name}: its job {job.job_id} ended without a result; {job.folder}:\n{job.log_tail()}"
+    def asked(self, folder: Path, element: int | None) -> entry.Asked:
+        """What the node is told."""
+        return entry.Asked(
+            folder=str(folder),
+            attempt=self.attempt,
+            cpus_per_task=self.resources.cpus_per_task,
+            minutes=self.resources.minutes,
+            element=element,
         )
 
 
-def process_start(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot (Linux); None when it is gone."""
+def submit(folder: Path, order: Order) -> Job:
+    """Submit what `folder` was claimed for. Raises JobError in the cluster's own words."""
+    return EXECUTORS[order.executor](folder, order, time.time())
+
+
+def _record(folder: Path, order: Order, job_id: str, start: int | None, submitted: float) -> Job:
+    asked = order.resources
+    records.write(
+        folder / records.JOB,
+        {
+            **order.labels,
+            "executor": order.executor,
+            "job_id": job_id,
+            "start": start,
+            "name": order.name,
+            "allocation": order.allocation,
+            "attempt": order.attempt,
+            "claimed": (records.read(folder / records.CLAIM) or {}).get("claimed", submitted),
+            "submitted": submitted,
+            "elements": len(order.calls),
+            "num_nodes": asked.nodes,
+            "num_ranks": asked.num_ranks,
+            "gpus": asked.nodes * asked.gpus_per_node,
+        },
+    )
+    return Job(folder, order.executor, job_id, start)
+
+
+def _send(executor: Any, folder: Path, order: Order) -> str:
+    """Hand all calls to submitit; the job's id, of an array that of the whole."""
+    if len(order.calls) == 1:
+        asked = order.asked(folder, None)
+        return executor.submit(entry.on_node, order.target, dict(order.calls[0]), asked).job_id
+    with executor.batch():
+        jobs = [
+            executor.submit(entry.on_node, order.target, dict(call), order.asked(folder, place))
+            for place, call in enumerate(order.calls)
+        ]
+    return jobs[0].job_id.split("_")[0]
+
+
+# --- slurm -----------------------------------------------------------------------------------
+
+
+def slurm(folder: Path, order: Order, submitted: float) -> Job:
+    """By sbatch."""
+    from submitit.core.utils import FailedJobError
+    from submitit.slurm.slurm import SlurmExecutor
+
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    return None if fields[0] == "Z" else int(fields[19])
+        executor = SlurmExecutor(folder, python=order.site.python_command(_own_python()))
+    except RuntimeError:
+        raise JobError(
+            f"{order.name}: no srun here; run the flow where jobs can be submitted, "
+            "or give --executor local"
+        ) from None
+    executor.update_parameters(**parameters(folder, order))
+    try:
+        with clean_environment(), contextlib.redirect_stderr(io.StringIO()):
+            job_id = _send(executor, folder, order)
+    except (FailedJobError, OSError) as error:
+        raise JobError(refusal(order, str(error))) from None
+    return _record(folder, order, job_id, None, submitted)
 
 
-@contextmanager
-def _detached() -> Iterator[None]:
-    """Give submitit's local process a session of its own: a flow is ended by killpg."""
+def parameters(folder: Path, order: Order) -> dict[str, Any]:
+    """Everything that submitit writes into the script, in its terms."""
+    asked = order.resources
+    options = asked.sbatch_options()
+    own = {name: options.pop(name) for name in ("time", "nodes", "ntasks_per_node")}
+    label = ["--label"] if asked.num_ranks > 1 else []
+    return {
+        **own,
+        "job_name": order.name,
+        "signal_delay_s": min(90, asked.minutes * 15),
+        "stderr_to_stdout": True,
+        "setup": order.site.setup_lines(order.code),
+        # One log: srun's output goes where the script's goes. srun does not inherit
+        # --cpus-per-task from sbatch, and leaves the other ranks alive when one dies.
+        "srun_args": [
+            "--output=all",
+            f"--cpus-per-task={asked.cpus_per_task}",
+            "--kill-on-bad-exit=1",
+            "--wait=60",
+            *label,
+            *order.site.srun_arguments(),
+        ],
+        "additional_parameters": {
+            **options,
+            "requeue": True,
+            "comment": str(folder),
+            "output": str(folder / (LOG if len(order.calls) == 1 else "%a.log")),
+        },
+    }
+
+
+def script(folder: Path, order: Order) -> str:
+    """The text that sbatch would be given; nothing is submitted."""
+    from submitit.slurm.slurm import _make_sbatch_string
+
+    python = order.site.python_command(_own_python())
+    command = f"{python} -u -m submitit.core._submit {shlex.quote(str(folder))}"
+    options = parameters(folder, order)
+    if len(order.calls) > 1:
+        options["map_count"] = len(order.calls)
+    return _make_sbatch_string(command, folder, **options)
+
+
+def refusal(order: Order, words: str) -> str:
+    """The cluster's own words, and which setting to change."""
+    said = " ".join(words.replace("sbatch: error: ", "").split())
+    where = f"[slurm.allocations.{order.allocation}]" if order.allocation else "its allocation"
+    for pattern, setting in REMEDIES:
+        if pattern in said.lower():
+            return f"{order.name}: sbatch refused: {said}; change {setting} of {where}"
+    return f"{order.name}: sbatch refused: {said}; look at {where} and the site's limits"
+
+
+def _own_python() -> str:
+    return shlex.quote(sys.executable)
+
+
+# --- on this machine -------------------------------------------------------------------------
+
+
+def local(folder: Path, order: Order, submitted: float) -> Job:
+    """As processes of this machine, one a rank, that outlive the submitter."""
+    from submitit.local.local import LocalExecutor
+
+    if len(order.calls) > 1:
+        raise JobError(f"{order.name}: executor local runs no arrays; use slurm or debug")
+    executor = LocalExecutor(folder)
+    executor.update_parameters(
+        timeout_min=order.resources.minutes,
+        tasks_per_node=order.resources.num_ranks,
+        stderr_to_stdout=True,
+    )
+    own = {"PYTHONPATH": str(order.code), "PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}
+    # A flow is ended by killpg, and its jobs must not be.
     popen = functools.partial(subprocess.Popen, start_new_session=True)
-    with mock.patch("submitit.local.local.subprocess.Popen", popen):
-        yield
+    with clean_environment(**own), mock.patch("submitit.local.local.subprocess.Popen", popen):
+        job_id = _send(executor, folder, order)
+    return _record(folder, order, job_id, records.process_start(int(job_id)), submitted)
 
 
-@contextmanager
-def _environment(**variables: str) -> Iterator[None]:
-    """Environment of the job, set around its start."""
-    with mock.patch.dict(os.environ, variables):
-        yield
+def debug(folder: Path, order: Order, submitted: float) -> Job:
+    """In this process, one call after another; an error is raised as it is."""
+    from submitit.local.debug import DebugExecutor
+
+    job = _record(folder, order, str(os.getpid()), None, submitted)
+    executor = DebugExecutor(folder)
+    for place, call in enumerate(order.calls):
+        asked = order.asked(folder, place if len(order.calls) > 1 else None)
+        with clean_environment():
+            error = executor.submit(entry.on_node, order.target, dict(call), asked).exception()
+        if error is not None:
+            raise error
+    return job
+
+
+EXECUTORS = {"slurm": slurm, "local": local, "debug": debug}
+
+
+@contextlib.contextmanager
+def clean_environment(**own: str) -> Iterator[None]:
+    """Around a submission: without what an outer job left in the environment.
+
+    sbatch reads SBATCH_* as options and hands the rest on to the job, whose ranks would believe
+    themselves in the outer one.
+    """
+    with _environment_lock:
+        before = dict(os.environ)
+        for name in before:
+            if name not in KEPT and (name.startswith(FOREIGN) or name in RANKS):
+                del os.environ[name]
+        os.environ.update(own)
+        try:
+            yield
+        finally:
+            os.environ.clear()
+            os.environ.update(before)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from slurm.submit import living
+from slurm import records
+from slurm.jobs import living
 
 
 def cancel_jobs(run_dir: str) -> list[str]:
@@ -12,4 +13,5 @@ def cancel_jobs(run_dir: str) -> list[str]:
     jobs = living(Path(run_dir).absolute() / "jobs")
     for job in jobs:
         job.cancel()
+        records.give_up(job.folder, "CANCELLED", "the flow was cancelled")
     return [job.folder.name for job in jobs]

@@ -7,6 +7,7 @@ import os
 import shutil
 from pathlib import Path
 
+from relax.config import Config
 from relax.custom import source_file
 from relax.store import Run, disk
 
@@ -16,30 +17,39 @@ CHECKOUT = Path(__file__).resolve().parent.parent
 
 def snapshot(run: Run) -> Path:
     """RUN/code/<hash>, made once for each state of the code and the user's own files."""
-    files = {
-        path.relative_to(CHECKOUT): path
-        for package in PACKAGES
-        for path in sorted((CHECKOUT / package).rglob("*.py"))
-    }
-    for path in custom_paths(run):
-        source = source_file(path, flag="custom function")
-        files[Path("custom") / source.name] = source
-    digest = hashlib.sha256()
-    for name, path in files.items():
-        digest.update(f"{name}\0".encode() + path.read_bytes())
-    target = run.root / "code" / digest.hexdigest()[:16]
+    target = code_dir(run.root, run.config)
     if not target.exists():
         try:
-            _copy(files, target)
+            _copy(_files(run.config), target)
         except OSError as error:
             raise disk.explained(error, target) from error
     return target
 
 
-def custom_paths(run: Run) -> list[str]:
+def code_dir(root: Path, config: Config) -> Path:
+    """Where the copy of the code as it stands now belongs."""
+    digest = hashlib.sha256()
+    for name, path in _files(config).items():
+        digest.update(f"{name}\0".encode() + path.read_bytes())
+    return root / "code" / digest.hexdigest()[:16]
+
+
+def _files(config: Config) -> dict[Path, Path]:
+    files = {
+        path.relative_to(CHECKOUT): path
+        for package in PACKAGES
+        for path in sorted((CHECKOUT / package).rglob("*.py"))
+    }
+    for path in custom_paths(config):
+        source = source_file(path, flag="custom function")
+        files[Path("custom") / source.name] = source
+    return files
+
+
+def custom_paths(config: Config) -> list[str]:
     """The user's own functions that the run's settings name."""
-    settings = [run.config.reward.custom_rm_path]
-    algorithm = run.config.algorithm
+    settings = [config.reward.custom_rm_path]
+    algorithm = config.algorithm
     settings += [algorithm.custom_advantage_path, algorithm.custom_loss_path]
     settings += [algorithm.custom_reward_post_process_path]
     return [path for path in settings if path]

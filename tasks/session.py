@@ -16,6 +16,9 @@ from typing import Any
 from relax.config import Config
 from relax.store import Manifest, Run, disk
 from relax.store.lease import Lease
+from slurm import records
+from slurm.jobs import Job
+from slurm.watch import Watch
 from tasks.code import snapshot
 
 
@@ -34,7 +37,13 @@ class Session:
         self.config, self.run, self.lease, self.report = config, run, lease, report
         self.code = snapshot(run)
         self.warm: Any = None
+        self.plan: dict[int, list[str]] = {}
+        """Stages of each step in their order, as the flow's loop will ask for them."""
+        self.watch = Watch()
         self.stopping = threading.Event()
+        self.making: set[tuple[int, str]] = set()
+        """Stages that this flow's own jobs were submitted for: found committed, they are new."""
+        self._served: list[Path] = []
         self._attempts = itertools.count(1)
 
     def attempt(self) -> str:
@@ -47,6 +56,23 @@ class Session:
         if self.stopping.is_set():
             raise Stopped(f"stopped; run the same command again to continue {self.run.root}")
         self.lease.check()
+        self._settle()
+
+    def served(self, job: Job) -> None:
+        """A job gave what it was for: nobody asks about it again, and its folder is tidied."""
+        self.watch.forget(job.job_id)
+        if job.folder not in self._served:
+            self._served.append(job.folder)
+
+    def finish(self, patience_s: float = 3.0) -> None:
+        """At the end of a flow: pack what the last jobs leave, once they are out of the way."""
+        until = time.monotonic() + patience_s
+        while self._served and time.monotonic() < until:
+            self._served = [f for f in self._served if not records.settle(f, lingering_s=1.0)]
+            time.sleep(0.1 if self._served else 0.0)
+
+    def _settle(self) -> None:
+        self._served = [folder for folder in self._served if not records.settle(folder)]
 
     def _wait_for_space(self) -> None:
         floor, told = self.config.run.min_free_gib, False
@@ -62,21 +88,22 @@ class Session:
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
-        """First Ctrl-C: stop after the stage in hand. Second: at once."""
+        """First Ctrl-C or TERM: stop after the stage in hand, cancel its job. Second: at once."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
 
-        def interrupt(*_: object) -> None:
+        def interrupt(number: int, _: object) -> None:
             self.stopping.set()
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            signal.signal(number, signal.SIG_DFL)
             print("\nstopping after this stage; Ctrl-C again: at once", file=sys.stderr)
 
-        before = signal.signal(signal.SIGINT, interrupt)
+        before = {n: signal.signal(n, interrupt) for n in (signal.SIGINT, signal.SIGTERM)}
         try:
             yield
         finally:
-            signal.signal(signal.SIGINT, before)
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
     @property
     def jobs(self) -> Path:

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import sys
-import time
 from collections.abc import Callable
 
 from relax.stages.keys import done
 from relax.store import Manifest
-from slurm import entry, submit
-from tasks.session import Session, Stopped
+from slurm import entry
+from tasks.jobs import obtain, wait
+from tasks.session import Session
 
 PERFORM = "relax.stages.perform:perform"
-POLL_S = 0.05
 
 
 def perform(session: Session, step: int, stage: str) -> tuple[Manifest, bool]:
     """The committed manifest of a stage, and whether it was there already."""
     session.before_stage()
     manifest = done(session.run, step, stage)
-    reused = manifest is not None
+    reused = manifest is not None and (step, stage) not in session.making
     if manifest is None:
         manifest = PLACEMENTS[session.config.placement_of(stage)](session, step, stage)
     session.report(session.run.root, manifest, reused)
@@ -44,42 +42,16 @@ def inline(session: Session, step: int, stage: str) -> Manifest:
 
 
 def job(session: Session, step: int, stage: str) -> Manifest:
-    """In a job of its own; one that an earlier flow left running is waited for instead."""
-    name = f"{step:06d}-{stage}"
-    running = submit.find(session.jobs, name)
-    if running is None:
-        running = _submit(session, step, stage, name)
-    else:
-        print(f"{name}: its job {running.job_id} is running; waiting for it", file=sys.stderr)
-    while True:
-        manifest = done(session.run, step, stage)
-        if manifest is not None:
-            return manifest
-        alive = running.alive()
-        if not alive and done(session.run, step, stage) is None:
-            submit.refuse_dead(running, name)
-        if session.stopping.is_set():
-            running.cancel()
-            raise Stopped(f"stopped, job of {name} cancelled; run the same command to continue")
-        time.sleep(POLL_S)
+    """In a job, with the stages beside it that share its allocation.
 
-
-def _submit(session: Session, step: int, stage: str, name: str) -> submit.Job:
-    folder = submit.claim(session.jobs, name)
-    attempt = f"job-{folder.name.rsplit('-', 1)[1]}"
-    arguments = {
-        "run_dir": str(session.run.root),
-        "step": step,
-        "name": stage,
-        "attempt": attempt,
-    }
-    return submit.submit(
-        folder,
-        PERFORM,
-        arguments,
-        timeout_min=session.config.placement.job_timeout_min,
-        code=session.code,
-    )
+    A job that an earlier flow left running is waited for instead of submitting another.
+    """
+    working = obtain(session, step, stage)
+    if working is not None:
+        wait(session, step, stage, working)
+    manifest = done(session.run, step, stage)  # an earlier flow's job may have had other settings
+    assert manifest is not None
+    return manifest
 
 
 PLACEMENTS: dict[str, Callable[[Session, int, str], Manifest]] = {"inline": inline, "job": job}

@@ -74,7 +74,8 @@ def check(line):
     if name not in SETTINGS:
         return
     parser = build_parser(f"relax {name}", "")
-    for flag in ("--no-prefect", "--format", "--ranks", "--gpu", "-h"):
+    own = ("--no-prefect", "--dry-run", "--cluster", "--run", "--format", "--ranks", "--gpu", "-h")
+    for flag in own:
         with contextlib.suppress(Exception):
             parser.add_argument(flag, nargs="?")
     with contextlib.suppress(SystemExit):

@@ -158,6 +158,27 @@ FROM evals GROUP BY ALL ORDER BY ALL""",
             needs="an evaluation (eval_prompt_data)",
         ),
         Question(
+            "cost-per-stage",
+            "GPU hours and seconds in the queue, by stage",
+            """
+SELECT {run}stage, count(*) AS attempts, sum(seconds * gpus) / 3600 AS gpu_hours,
+       avg(queue_s) AS queue_mean_s, max(queue_s) AS queue_longest_s, sum(restarts) AS restarts
+FROM jobs WHERE job_id IS NOT NULL GROUP BY ALL ORDER BY gpu_hours DESC NULLS LAST""",
+            needs="stages placed as jobs",
+        ),
+        Question(
+            "idle-share",
+            "share of the jobs' time outside their stages: start, imports, loading, end",
+            """
+SELECT {run}num_nodes, gpus, count(*) AS jobs, sum(run_s) AS run_s, sum(busy_s) AS busy_s,
+       1 - sum(busy_s) / sum(run_s) AS idle_share
+FROM (
+    SELECT {run}job_id, num_nodes, gpus, any_value(run_s) AS run_s, sum(seconds) AS busy_s
+    FROM jobs WHERE run_s IS NOT NULL GROUP BY ALL
+) GROUP BY ALL ORDER BY ALL""",
+            needs="stages placed as jobs",
+        ),
+        Question(
             "lost-attempts",
             "jobs that ended without making their stage",
             "SELECT {run}step, stage, attempt, job_id FROM jobs WHERE NOT committed ORDER BY ALL",

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import re
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -127,41 +126,51 @@ def _joined(parts: Sequence[pa.Table], columns: Sequence[Column]) -> pa.Table:
 
 # --- jobs --------------------------------------------------------------------------------------
 
-SUBMISSION = re.compile(r"(\d+)-([\w.]+)-(\d+)")
+OF_JOB = ("job_id", "state", "queue_s", "run_s", "gpus", "num_nodes", "restarts")
 
 
 def jobs_table(run: Run, manifests: Sequence[Manifest]) -> pa.Table:
-    """One row an attempt: those that made a stage, and submissions that did not."""
-    records = dict(_submissions(run.root / "jobs"))
-    entries = []
-    for m in manifests:
-        record = records.pop((m.step, m.stage, m.attempt), {})
-        entries.append({**_measured(m), "job_id": record.get("job_id"), "committed": True})
-    for (step, stage, attempt), record in records.items():
-        entries.append(
-            {
-                "step": step,
-                "stage": stage,
-                "attempt": attempt,
-                "job_id": record.get("job_id"),
-                "committed": False,
-            }
-        )
+    """One row an attempt at a stage: those that made it, and submissions that did not."""
+    submissions = list(_submissions(run.root / "jobs"))
+    made = {(m.step, m.stage): m for m in manifests}
+    entries = [_measured(m) | _facts(_maker(m, submissions)) for m in manifests]
+    for record in submissions:
+        for stage in record["stages"]:
+            winner = made.get((record["step"], stage))
+            if winner is None or not _made_by(winner, record):
+                place = {"step": record["step"], "stage": stage, "attempt": record["attempt"]}
+                entries.append({**place, **_facts(record), "committed": False})
     columns = [pa.field(c.name, c.type) for c in VIEWS["jobs"].columns if c.name != "run"]
     return pa.Table.from_pylist(entries, schema=pa.schema(columns))
 
 
-def _submissions(jobs: Path) -> Iterator[tuple[tuple[int, str, str], dict]]:
-    """((step, stage, attempt), what job.json says) of each RUN/jobs/<step>-<stage>-<attempt>."""
+def _submissions(jobs: Path) -> Iterator[dict]:
+    """What the records of each RUN/jobs/<step>-<stage>-<attempt> say, joined."""
     for folder in sorted(jobs.glob("[0-9]*-*-[0-9]*")):
-        named = SUBMISSION.fullmatch(folder.name)
-        if named is None:
-            continue
-        try:
-            record = json.loads((folder / "job.json").read_text())
-        except (FileNotFoundError, json.JSONDecodeError):
-            record = {}  # claimed, but its submitter died before it was submitted
-        yield (int(named[1]), named[2], f"job-{named[3]}"), record
+        step, stage, number = folder.name.split("-", 1)[0], *folder.name.rsplit("-", 2)[-2:]
+        record = {"step": int(step), "stages": [stage], "attempt": f"job-{number}"}
+        for name in ("claim.json", "job.json", "outcome.json"):
+            try:
+                record |= json.loads((folder / name).read_text())
+            except (FileNotFoundError, json.JSONDecodeError):
+                continue  # claimed, but its submitter died before it was submitted
+        yield record
+
+
+def _maker(manifest: Manifest, submissions: list[dict]) -> dict:
+    """The submission whose job made a stage; empty where it was made in the flow's process."""
+    return next((record for record in submissions if _made_by(manifest, record)), {})
+
+
+def _made_by(manifest: Manifest, record: dict) -> bool:
+    """A job's attempts are called <attempt>-<job id>-<restart>."""
+    if manifest.step != record["step"] or manifest.stage not in record["stages"]:
+        return False
+    return f"{manifest.attempt}-".startswith(f"{record['attempt']}-")
+
+
+def _facts(record: dict) -> dict:
+    return {name: record.get(name) for name in OF_JOB}
 
 
 def _measured(manifest: Manifest) -> dict:
@@ -173,6 +182,7 @@ def _measured(manifest: Manifest) -> dict:
         "step": manifest.step,
         "stage": manifest.stage,
         "attempt": manifest.attempt,
+        "committed": True,
         "host": text.get("host"),
         "started": None if started is None else datetime.fromtimestamp(started, UTC),
         "seconds": value.get("seconds/total"),

@@ -24,6 +24,9 @@ EXAMPLE = (
 def check(argv: Sequence[str]) -> int:
     """Print the plan of a configuration."""
     parser = build_parser("relax check", ABOUT, EXAMPLE)
+    parser.add_argument(
+        "--cluster", action="store_true", help="ask SLURM instead; with --run, run a small job too"
+    )
     parser.add_argument("--format", choices=("text", "json"), help="[text]")
     parser.add_argument("--ranks", metavar="X", help="ranks that the update is sharded over [1]")
     parser.add_argument("--gpu", action="store_true", help="count bfloat16 compute on GPUs")

@@ -6,6 +6,7 @@ A stage's key is made of exactly what its row names; change what a stage compute
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,8 @@ class Stage:
     """Files it reads: names of Run.sources, or `policy` for the policy of its step."""
     continues: str = ""
     """The stage of the step before that it goes on from."""
+    runs_on: Literal["rank 0", "every rank"] = "rank 0"
+    """Which ranks of a job compute it; the others wait."""
 
 
 STAGES: dict[str, Stage] = {
@@ -56,6 +59,7 @@ STAGES: dict[str, Stage] = {
             after=("rollout",),
             sources=("columns", "model", "reference", "opd_teacher_load", "critic_load"),
             continues="update",
+            runs_on="every rank",
         ),
         Stage(
             "advantage",
@@ -69,12 +73,13 @@ STAGES: dict[str, Stage] = {
         Stage(
             "update",
             "relax.stages.update:run",
-            code=2,
+            code=3,
             reads=("run", "seeds", "rollout", "algorithm", "update"),
             writes=("metrics", "policy"),
             after=("rollout", "reward", "score", "advantage"),
             sources=("model", "critic_load", "schedule", "custom_loss_path"),
             continues="update",
+            runs_on="every rank",
         ),
         Stage(
             "evaluate",
@@ -98,6 +103,7 @@ STAGES: dict[str, Stage] = {
             writes=("metrics", "policy"),
             sources=("model", "tokenizer", "prompts", "schedule"),
             continues="sft",
+            runs_on="every rank",
         ),
     )
 }

@@ -43,7 +43,9 @@ def _source(run: Run, step: int, name: str) -> str:
     if name == "policy":
         return run.policy_hash(step)
     if name == "columns":
-        return " ".join(sorted(rules.scores_needed(run.config)))
+        top_k = run.config.algorithm.opd_log_prob_top_k
+        asked = [f"top_k_overlap of {top_k}"] if top_k else []
+        return " ".join([*sorted(rules.scores_needed(run.config)), *asked])
     if name == "reference" and (version := run.config.reference_version(step)):
         return run.policy_hash(version)
     if name == "schedule":

@@ -5,13 +5,14 @@ from __future__ import annotations
 import importlib
 import os
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from relax.stages import Stage
 from relax.stages.keys import done, key_parts
 from relax.stages.rounds import row_of
 from relax.store import Manifest, Output, Run
-from relax.trainer.numerics import make_deterministic
 
 # Nodes have no way out, and a log is no place for progress bars. Read when transformers is loaded.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -41,31 +42,100 @@ class Inputs:
     step: int
 
 
+def perform_all(
+    run_dir: str, step: int, names: Sequence[str], attempt: str, stop: Callable[[], bool]
+) -> bool:
+    """Run stages one after another, each to its own commit, keeping warm what they share.
+
+    Between stages, where `stop` is true on rank 0, the rest is left. Returns whether all are done.
+    """
+    warm = Warm()
+    for name in names:
+        if _from_first(stop()):
+            return False
+        perform(run_dir, step, name, attempt, warm)
+    if _size() > 1:
+        importlib.import_module("relax.trainer.ranks").leave_group()
+    return True
+
+
 def perform(run_dir: str, step: int, name: str, attempt: str, warm: Warm | None = None) -> Manifest:
-    """Run stage `name` of `step` unless it is done, commit it, return the committed manifest."""
-    run = Run.open(run_dir)
-    manifest = done(run, step, name)
+    """Run stage `name` of `step` unless it is done, commit it, return the committed manifest.
+
+    In a job of several ranks every rank makes this call, and rank 0 alone decides and commits.
+    """
+    started = time.time()
+    run, warm = Run.open(run_dir), warm or Warm()
+    stage = row_of(run, step, name)
+    _settle_numerics(run)
+    manifest = _from_first(done(run, step, name) if _rank() == 0 else None)
     if manifest is not None:
         return manifest
-    stage, start = row_of(run, step, name), time.perf_counter()
-    output = Output(run.root, step, name, attempt=attempt, key_parts=key_parts(run, step, stage))
-    make_deterministic(run.config.run.num_threads)
-    output.measure("started", time.time())
+    if _rank() == 0 or stage.runs_on == "every rank":
+        manifest = _compute(Inputs(run, step), stage, attempt, warm, started)
+    manifest = _from_first(manifest)
+    assert manifest is not None
+    if manifest.policy is not None:
+        warm.learners_at = manifest.identity if manifest.attempt == attempt else ""
+    if _rank() == 0:
+        run.tidy(manifest)
+    return manifest
+
+
+def _compute(
+    inputs: Inputs, stage: Stage, attempt: str, warm: Warm, started: float
+) -> Manifest | None:
+    """What rank 0 committed, or another attempt before it; None on the other ranks."""
+    start, run, step = time.perf_counter(), inputs.run, inputs.step
+    together = _size() > 1 and stage.runs_on == "every rank"
+    gang = {"rank": _rank(), "barrier": _barrier} if together else {}
+    parts = key_parts(run, step, stage)
+    output = Output(run.root, step, stage.name, attempt=attempt, key_parts=parts, **gang)
+    output.measure("started", started)
     output.measure("host", text=os.uname().nodename)
-    warm = warm or Warm()
+    output.measure("ranks", _size() if together else 1)
     try:
-        _load(stage.entry)(run.config, Inputs(run, step), output, warm)
+        _load(stage.entry)(run.config, inputs, output, warm)
         output.measure("seconds/total", time.perf_counter() - start)
-        manifest = output.commit()
+        return output.commit() if output.rank == 0 else None
     except OSError as error:
-        manifest = output.yield_to_winner(error)
+        if output.rank:
+            raise
+        return output.yield_to_winner(error)
     except BaseException:
         output.discard()
         raise
-    if manifest.policy is not None:
-        warm.learners_at = manifest.identity if manifest.attempt == attempt else ""
-    run.tidy(manifest)
-    return manifest
+
+
+def _settle_numerics(run: Run) -> None:
+    """Thread count and deterministic kernels, before the first tensor of any rank."""
+    from relax.trainer.numerics import make_deterministic
+
+    make_deterministic(run.config.run.num_threads)
+
+
+def _rank() -> int:
+    return int(os.environ.get("RANK", "0")) if _size() > 1 else 0
+
+
+def _size() -> int:
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def _from_first(value: Any) -> Any:
+    """Rank 0's value on every rank; a lone process needs no group for that."""
+    if _size() == 1:
+        return value
+    from relax.trainer import ranks
+
+    ranks.ensure_group()
+    return ranks.from_first(value)
+
+
+def _barrier() -> None:
+    from relax.trainer import ranks
+
+    ranks.barrier()
 
 
 def _load(entry: str) -> Any:

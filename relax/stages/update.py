@@ -69,8 +69,22 @@ def run(config: Config, inputs: Inputs, output: Output, warm: Warm) -> None:
 
 
 def update(learners: Learners, config: Config, run: Run, step: int) -> Metrics:
-    """All optimizer steps of one rollout; the order of its groups is seeded."""
+    """All optimizer steps of one rollout, from its tables."""
     groups = training_groups(run, step, config)
+    return optimizer_steps(
+        learners, config, step, groups, inspect_dir=run.root / "inspect" / f"{step:06d}"
+    )
+
+
+def optimizer_steps(
+    learners: Learners,
+    config: Config,
+    step: int,
+    groups: list[list[TrainSequence]],
+    *,
+    inspect_dir: Path | None = None,
+) -> Metrics:
+    """Cut a rollout's groups, in their seeded order, into optimizer steps and take them."""
     order = group_order(config.seeds.seed, step, len(groups))
     metrics = []
     for place, groups_G in enumerate(np.array_split(order, config.optimizer_steps)):
@@ -87,10 +101,9 @@ def update(learners: Learners, config: Config, run: Run, step: int) -> Metrics:
         if learners.critic is not None:
             found |= critic_step(learners.critic, batch, config, counts)
         if step >= config.algorithm.num_critic_only_steps:
-            kept = run.root / "inspect" / f"{step:06d}"
             first = place == 0
             found |= actor_step(
-                learners.actor, batch, config, counts, is_first=first, inspect_dir=kept
+                learners.actor, batch, config, counts, is_first=first, inspect_dir=inspect_dir
             )
         metrics.append(found)
     return metrics

@@ -34,8 +34,16 @@ def step_dir(root: Path, step: int) -> Path:
     return root / "steps" / f"{step:06d}"
 
 
+def _alone() -> None:
+    """The barrier of a single rank."""
+
+
 class Output:
-    """What one attempt has made so far; nobody else sees any of it before `commit`."""
+    """What one attempt has made so far; nobody else sees any of it before `commit`.
+
+    All ranks of an attempt make the same calls. Rank 0 alone writes tables and commits; the
+    others write their parts of what is published. `barrier` waits for all ranks.
+    """
 
     def __init__(
         self,
@@ -46,21 +54,27 @@ class Output:
         attempt: str,
         key_parts: dict[str, Any],
         final: Path | None = None,
+        rank: int = 0,
+        barrier: Callable[[], None] = _alone,
     ) -> None:
         self.root, self.step, self.stage, self.attempt = root, step, stage, attempt
         self.key, self.key_parts = digest(key_parts), key_parts
+        self.rank, self.barrier = rank, barrier
         self.final = final or step_dir(root, step) / stage
         self.staging = self.final.parent / f".staging-{self.final.name}-{attempt}"
         self.tables: dict[str, TableEntry] = {}
         self.published: dict[str, Published] = {}
         self.notes: dict[str, Any] = {}
         self.timing: list[tuple[str, float | None, str | None]] = []
-        disk.remove_tree(self.staging)
-        disk.make_dir(self.staging)
+        if rank == 0:
+            disk.remove_tree(self.staging)
+            disk.make_dir(self.staging)
 
     def write(self, name: str, table: pa.Table) -> None:
         """Add a table of the kind `name` of the schema."""
         assert table.schema.equals(TABLES[name].schema, check_metadata=True), name
+        if self.rank:
+            return
         path = self.staging / f"{name}.arrow"
         disk.write_file(path, lambda p: write_table(p, table))
         self.tables[name] = TableEntry(
@@ -70,17 +84,23 @@ class Output:
     def publish(self, kind: str, version: int, write: Callable[[Path], str]) -> None:
         """Add a policy or checkpoint: `write` fills a directory and returns its content hash.
 
-        It lies under a name of this attempt, and exists for readers once the manifest names it.
+        Every rank writes its part; the hash that rank 0 returns counts. What was written lies
+        under a name of this attempt, and exists for readers once the manifest names it.
         """
         folder = self.root / kind
         staging = folder / f".staging-{version:06d}.{self.attempt}"
-        disk.remove_tree(staging)
-        disk.make_dir(staging)
+        if self.rank == 0:
+            disk.remove_tree(staging)
+            disk.make_dir(staging)
+        self.barrier()
         try:
             content = write(staging)
         except BaseException as error:
             raise disk.explained(error, staging) from error
         disk.sync_tree(staging)
+        self.barrier()
+        if self.rank:
+            return
         size = disk.size(staging)
         name = f"{kind}/{version:06d}.{self.attempt}"
         disk.remove_tree(self.root / name)
@@ -140,7 +160,9 @@ class Output:
         raise disk.explained(error, self.final) from error
 
     def discard(self) -> None:
-        """Remove what this attempt made."""
+        """Remove what this attempt made; rank 0 does it for all."""
+        if self.rank:
+            return
         disk.remove_tree(self.staging)
         for kind in (POLICIES, CHECKPOINTS):
             for made in (self.root / kind).glob(f"*{self.step + 1:06d}.{self.attempt}"):

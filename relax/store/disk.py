@@ -57,6 +57,17 @@ def rename(source: Path, target: Path) -> None:
     os.rename(source, target)
 
 
+def listed(path: Path) -> bool:
+    """Whether the directory that holds `path` lists it.
+
+    A network file system may remember for a minute that a name was not there; a listing asks anew.
+    """
+    try:
+        return path.name in os.listdir(path.parent)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
 def make_dir(path: Path) -> None:
     """Make a directory and its parents, each durably an entry of its own parent."""
     absent = [folder for folder in (path, *path.parents) if not folder.exists()]

@@ -83,8 +83,9 @@ class Run:
     def manifest(self, step: int, stage: str) -> Manifest | None:
         """The committed manifest of a stage, None while there is none."""
         known = self._manifests.get((step, stage))
-        if known is None:
-            known = read_manifest(step_dir(self.root, step) / stage)
+        folder = step_dir(self.root, step) / stage
+        if known is None and disk.listed(folder):
+            known = read_manifest(folder)
             if known is not None:
                 self._manifests[step, stage] = known
         return known

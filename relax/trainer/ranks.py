@@ -1,6 +1,7 @@
 """The processes that train together: their group, and the small facts they exchange."""
 
 import math
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
@@ -39,12 +40,37 @@ def joined(rank: int, num_ranks: int, store_path: Path, timeout_s: float) -> Ite
 
 
 def ensure_group() -> None:
-    """Join the process group that exists, or make one of a single rank.
+    """Join the process group that exists or that RANK, WORLD_SIZE and MASTER_* describe.
 
-    A lone process takes the same path as many: only the group's size differs.
+    Without them, make one of a single rank: a lone process takes the same path as many.
+    A rank that waits longer than RANK_TIMEOUT_S (default 1800) for the others fails.
     """
-    if not dist.is_initialized():
+    if dist.is_initialized():
+        return
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         dist.init_process_group(backend(), store=HashStore(), rank=0, world_size=1)
+        return
+    take_device(int(os.environ.get("LOCAL_RANK", "0")))
+    timeout = timedelta(seconds=float(os.environ.get("RANK_TIMEOUT_S", "1800")))
+    dist.init_process_group(backend(), init_method="env://", timeout=timeout)
+
+
+def leave_group() -> None:
+    """Part from the other ranks, once all are here: never left to the interpreter's exit."""
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def from_first(thing: Thing) -> Thing:
+    """What rank 0 gave, on every rank; the others' things are ignored."""
+    box = [thing]
+    dist.broadcast_object_list(box, src=0)
+    return box[0]
+
+
+def barrier() -> None:
+    """Wait for all ranks."""
+    dist.barrier()
 
 
 def make_mesh(replicate: int) -> DeviceMesh:

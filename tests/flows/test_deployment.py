@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from relax.store import Run
-from slurm.submit import living
+from slurm.jobs import living
 
 pytestmark = pytest.mark.integration
 

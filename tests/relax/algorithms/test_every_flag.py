@@ -52,8 +52,6 @@ ELSEWHERE = {  # in the tests of stages and flows, of the rules and of docs/addi
     "opd_log_prob_top_k",
     "drop_incomplete_groups",
     "mask_truncated",
-    "opd_log_prob_top_k",
-    "ref_update_interval",
     "custom_advantage_path",
     "custom_loss_path",
     "custom_reward_post_process_path",

@@ -33,6 +33,8 @@ ANSWERS = {
     ],
     "consumed-once": [(0, 4, 0, 0), (1, 2, 0, 0)],
     "held-out": [("held_out", "greedy", 0, 2, 0.5, 1.0)],
+    "cost-per-stage": [("reward", 1, None, None, None, None)],
+    "idle-share": [],
     "lost-attempts": [(2, "advantage", "job-1", None)],
 }
 

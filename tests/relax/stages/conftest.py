@@ -1,4 +1,4 @@
-"""A tiny model, a few prompts, and runs made of them: one function starts, another performs."""
+"""Tiny models (with a critic and a teacher), a few prompts, and runs made of them."""
 
 import os
 import sys
@@ -11,9 +11,32 @@ sys.path.insert(0, str(Path(__file__).parent))
 os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
 
 from rollout_cases import begin, settings_of, write_prompts
+from stage_cases import write_critic, write_policy
 
 from relax.data.tasks import build_model
 from relax.trainer.numerics import make_deterministic
+
+
+@pytest.fixture(scope="session", autouse=True)
+def deterministic():
+    make_deterministic(1)
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory):
+    """Directories of four models: policy, reference, teacher and critic."""
+    root = tmp_path_factory.mktemp("models")
+    for seed, name in enumerate(("policy", "reference", "teacher")):
+        write_policy(root / name, seed=seed)
+    write_critic(root / "policy", root / "critic")
+    return root
+
+
+@pytest.fixture(scope="session")
+def task(tmp_path_factory):
+    from relax.data.tasks import write_task
+
+    return write_task("max3", tmp_path_factory.mktemp("max3"), seed=0)
 
 
 @pytest.fixture(scope="session")

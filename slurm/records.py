@@ -1,0 +1,169 @@
+"""A job's folder: who claimed it, what was submitted, what ran, how it ended. One writer a file.
+
+claim.json    the submitter, before it submits
+job.json      the submitter, once the job has an id
+node-R.json   rank 0 of the job's R-th start (restarts count from 0)
+outcome.json  the flow, when it gave the job up
+Once all is over they are joined in job.json, from which questions about jobs are answered.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+CLAIM, JOB, OUTCOME = "claim.json", "job.json", "outcome.json"
+STALE_CLAIM_S = 120.0
+PACKED_LINES = 200
+"""Lines of a log that outlive a job that ended well."""
+SUBMITTED = re.compile(r"(\d+)(?:_\d+)?_submitted\.pkl")
+
+
+def write(path: Path, record: dict[str, Any]) -> None:
+    """Write whole or not at all."""
+    scratch = path.with_name(f".{path.name}-{os.getpid()}")
+    scratch.write_text(json.dumps(record, indent=1) + "\n")
+    scratch.rename(path)
+
+
+def read(path: Path) -> dict[str, Any] | None:
+    """A record, None where it is not written yet."""
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        return None
+
+
+def claim(folder: Path, labels: dict[str, Any]) -> bool:
+    """Make `folder` this process's, or return False: exactly one of many gets it.
+
+    The record is in the directory before the directory has its name.
+    """
+    scratch = folder.with_name(f".{folder.name}-{socket.gethostname()}-{os.getpid()}")
+    scratch.mkdir(parents=True, exist_ok=True)
+    write(scratch / CLAIM, {**labels, **identity(), "claimed": time.time()})
+    try:
+        scratch.rename(folder)
+    except OSError:
+        if not folder.exists():
+            raise
+        (scratch / CLAIM).unlink()
+        scratch.rmdir()
+        return False
+    return True
+
+
+def identity() -> dict[str, Any]:
+    """Who this process is: host, boot, pid and start time."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    pid = os.getpid()
+    return {
+        "host": socket.gethostname(),
+        "boot": boot,
+        "pid": pid,
+        "start": process_start(pid),
+    }
+
+
+def claimant_alive(record: dict[str, Any]) -> bool:
+    """Whether the process that claimed a folder may still submit its job.
+
+    On another host it is taken for dead some time after the claim: submitting takes seconds.
+    """
+    if record["host"] != socket.gethostname():
+        return time.time() - record["claimed"] < STALE_CLAIM_S
+    return record["boot"] == identity()["boot"] and (
+        process_start(record["pid"]) == record["start"] is not None
+    )
+
+
+def submitted_id(folder: Path) -> str | None:
+    """The id of a job whose submitter died before it wrote job.json, by submitit's own record."""
+    found = [match for path in folder.iterdir() if (match := SUBMITTED.fullmatch(path.name))]
+    return found[0].group(1) if found else None
+
+
+def process_start(pid: int) -> int | None:
+    """When a process started, in clock ticks since boot (Linux); None when it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return None if fields[0] == "Z" else int(fields[19])
+
+
+# --- what ran --------------------------------------------------------------------------------
+
+
+def node_records(folder: Path) -> list[dict[str, Any]]:
+    """What rank 0 wrote of each start of the job, oldest first."""
+    found = [read(path) for path in sorted(folder.glob("node-*.json"))]
+    return sorted((r for r in found if r is not None), key=lambda record: record["restart"])
+
+
+def accounting(folder: Path) -> dict[str, Any] | None:
+    """One row about a job: times in seconds since the epoch, durations in seconds.
+
+    step, stages, attempt, executor, job_id, name, submitted, started, ended, queue_s, run_s,
+    gpu_s, num_nodes, num_ranks, gpus, restarts, hosts, state, reason. None before it is submitted.
+    """
+    job = read(folder / JOB)
+    if job is None or "state" in job:
+        return job
+    nodes, outcome = node_records(folder), read(folder / OUTCOME) or {}
+    given_up = outcome.get("seen")
+    state = outcome.get("state") or _state(nodes, job["elements"])
+    over = state not in ("PENDING", "RUNNING")
+    ends = [node.get("ended") or given_up or time.time() for node in nodes]
+    run_s = sum(end - node["started"] for end, node in zip(ends, nodes, strict=True))
+    started = min((node["started"] for node in nodes), default=None)
+    return job | {
+        "started": started,
+        "ended": max(ends, default=given_up) if over else None,
+        "queue_s": (started or given_up or time.time()) - job["submitted"],
+        "run_s": run_s,
+        "gpu_s": run_s * job["gpus"],
+        "restarts": max((node["restart"] for node in nodes), default=0),
+        "hosts": sorted({host for node in nodes for host in node["hosts"]}),
+        "state": state,
+        "reason": outcome.get("reason", ""),
+    }
+
+
+def _state(nodes: list[dict[str, Any]], num_elements: int) -> str:
+    """What the nodes' own records say: of an array, COMPLETED once all elements are."""
+    last = {node["element"]: node["state"] for node in nodes}  # later starts come later
+    if "FAILED" in last.values():
+        return "FAILED"
+    if list(last.values()).count("COMPLETED") == num_elements:
+        return "COMPLETED"
+    return "RUNNING" if last else "PENDING"
+
+
+def give_up(folder: Path, state: str, reason: str) -> None:
+    """Write down that nobody waits for a job any more, and why."""
+    write(folder / OUTCOME, {"state": state, "reason": reason, "seen": time.time()})
+
+
+def settle(folder: Path, *, lingering_s: float = 5.0) -> bool:
+    """Pack the folder of a job that ended well into job.json, its log's end included.
+
+    A job that failed keeps everything. False while the job may still use its folder.
+    """
+    row = accounting(folder)
+    if row is None or row["state"] != "COMPLETED":
+        return False
+    if time.time() - row["ended"] < lingering_s:
+        return False
+    logs = [path for path in sorted(folder.iterdir()) if path.suffix in (".log", ".out")]
+    lines = [line for log in logs for line in log.read_text(errors="replace").splitlines()]
+    write(folder / JOB, row | {"log": lines[-PACKED_LINES:]})
+    for path in folder.iterdir():
+        if path.name != JOB and path.suffix in (".json", ".pkl", ".sh", ".log", ".out"):
+            path.unlink(missing_ok=True)
+    return True

@@ -1,0 +1,156 @@
+"""The whole pipeline on the cluster: one node, two nodes, an array, and what is left on disk."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flows import train
+from flows.cli import train as train_command
+from relax.flags import load_config
+from relax.store import Run
+from slurm import records
+from tasks.stage import perform
+
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
+
+TOGETHER = {
+    "placement": "job",
+    "rollout_allocation": "all",
+    "reward_allocation": "all",
+    "advantage_allocation": "all",
+    "update_allocation": "all",
+}
+
+
+def trained(settings, run_dir, **more):
+    train.run(load_config(None, {**settings, "run_dir": str(run_dir), **more}), perform)
+    return Run.open(run_dir)
+
+
+def ranks_of(run, step, stage):
+    return {v for measure, v, _ in run.committed(step, stage).timing if measure == "ranks"}
+
+
+def test_two_nodes_give_the_weights_of_two_ranks_elsewhere(lab, settings, tmp_path, accounted):
+    """Rollout and update on GPUs, reward on CPUs; the same two ranks as processes of one host."""
+    across = trained(
+        settings,
+        tmp_path / "across",
+        placement="job",
+        executor="slurm",
+        rollout_placement="inline",
+        reward_allocation="cpu",
+        advantage_allocation="train",
+        update_allocation="train",
+    )
+    local = {"all": {"tasks_per_node": 2}}
+    beside = trained(settings, tmp_path / "beside", allocations=local, **TOGETHER)
+    assert ranks_of(across, 1, "update") == ranks_of(beside, 1, "update") == {2.0}
+    assert across.policy_hash(1) != across.policy_hash(2)
+    assert across.policy_hash(2) == beside.policy_hash(2)
+    assert across.committed(1, "update").content == beside.committed(1, "update").content
+
+    jobs = sorted(p.name for p in (across.root / "jobs").iterdir())
+    assert jobs == [f"{n:06d}-{s}-1" for n in range(2) for s in ("advantage", "reward")]
+    update = records.accounting(across.root / "jobs/000001-advantage-1")
+    assert update is not None
+    assert update["stages"] == ["advantage", "update"]
+    assert (update["state"], update["num_nodes"], update["gpus"]) == ("COMPLETED", 2, 2)
+    assert update["gpu_s"] == 2 * update["run_s"] > 0
+    assert accounted(update["job_id"], "NodeList") == "n[1-2]"
+    reward = records.accounting(across.root / "jobs/000001-reward-1")
+    assert reward is not None
+    assert accounted(reward["job_id"], "Partition") == "cpu"
+    per_step = [p for p in (across.root / "steps/000000").rglob("*") if p.is_file()]
+    per_step += [p for p in (across.root / "jobs").glob("000000-*/*") if p.is_file()]
+    assert len(per_step) <= 15, per_step
+
+
+def test_one_job_a_step_gives_the_weights_of_the_inline_run(lab, settings, tmp_path):
+    one = {"all": {"partition": "gpu", "gpus_per_node": 1, "minutes": 10}}
+    on_slurm = trained(settings, tmp_path / "slurm", executor="slurm", allocations=one, **TOGETHER)
+    inline = trained(settings, tmp_path / "inline")
+    assert on_slurm.policy_hash(2) == inline.policy_hash(2) != inline.policy_hash(1)
+    assert [p.name for p in sorted((on_slurm.root / "jobs").iterdir())] == [
+        "000000-rollout-1",
+        "000001-rollout-1",
+    ]
+
+
+RECIPE = """
+[run]
+run_dir = "{run_dir}"
+num_rollout = 2
+[model]
+hf_checkpoint = "{hf_checkpoint}"
+[data]
+prompt_data = "{prompt_data}"
+[placement]
+placement = "job"
+executor = "slurm"
+[slurm]
+rollout_allocation = "sample"
+reward_allocation = "cpu"
+advantage_allocation = "train"
+update_allocation = "train"
+[slurm.allocations]
+"""
+
+
+@pytest.fixture
+def recipe(settings, tmp_path):
+    """A cluster recipe as a file."""
+    path = tmp_path / "cluster.toml"
+    tables = []
+    for name, asked in settings["allocations"].items():
+        tables += [f"[slurm.allocations.{name}]", *(f"{k} = {v!r}" for k, v in asked.items())]
+    path.write_text(RECIPE.format(**settings, run_dir=tmp_path / "run") + "\n".join(tables))
+    return path
+
+
+def test_every_script_of_a_dry_run_is_one_that_sbatch_accepts(lab, recipe, tmp_path, capsys):
+    assert train_command([str(recipe), "--dry-run"]) == 0
+    said = capsys.readouterr().out
+    assert not (tmp_path / "run").exists()
+    plan, *scripts = said.split("# --- ")
+    assert "job by slurm (allocation train): advantage + update, steps 0 to 1" in plan
+    assert len(scripts) == 3
+    for script in scripts:
+        text = script.split("\n", 1)[1]
+        words = ["sbatch", "--test-only"]
+        found = subprocess.run(words, input=text, text=True, capture_output=True, check=False)
+        assert found.returncode == 0, found.stderr
+        assert "--cpus-per-task=1 --kill-on-bad-exit=1" in text.split("srun", 1)[1]
+
+
+def test_check_runs_a_job_in_each_allocation(lab, recipe):
+    """Imports, GPUs, run directory and rendezvous on every rank of three kinds of job."""
+    words = f"import sys; from flows.check import check; sys.exit(check({[str(recipe)]!r} + "
+    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, "-c", words + "['--cluster', '--run']))"]
+    found = subprocess.run(command, text=True, capture_output=True, check=False, env=environ)
+    assert found.returncode == 0, found.stdout + found.stderr
+    for test in ("imports", "GPUs", "run directory", "rendezvous"):
+        assert found.stdout.count(f": {test} fine") == 4
+    assert "1 ranks came to n1" in found.stdout
+    assert "the largest that fits partition cpu: 1 nodes" in found.stdout
+
+
+def test_check_says_what_does_not_fit(lab, recipe, settings, capsys):
+    from flows.check import check
+
+    asked = {
+        "train": {"partition": "gpu", "nodes": 9, "gpus_per_node": 4, "minutes": 6000},
+        "sample": {"partition": "gqu"},
+        "cpu": {"partition": "cpu"},
+    }
+    assert check([str(recipe), "--cluster", "--allocations", json.dumps(asked)]) == 1
+    said = capsys.readouterr().out
+    assert "nodes = 9: partition gpu has 3" in said
+    assert "gpus_per_node = 4: partition gpu has 2" in said
+    assert "minutes = 6000: partition gpu has 600" in said
+    assert "partition = 'gqu': no such partition; there are: cpu, gpu, low" in said

@@ -1,0 +1,149 @@
+"""A job's folder: one claimant, one row of accounting, one file once it is over."""
+
+import json
+import multiprocessing
+import time
+
+import pytest
+
+from slurm import records
+from slurm.jobs import attempts
+
+
+def claim_in_process(folder, barrier, answers):
+    barrier.wait()
+    answers.put(records.claim(folder, {"step": 1}))
+
+
+def test_exactly_one_of_many_gets_a_claim(tmp_path):
+    context = multiprocessing.get_context("fork")
+    barrier, answers = context.Barrier(6), context.Queue()
+    arguments = (tmp_path / "jobs" / "000001-update-1", barrier, answers)
+    racers = [context.Process(target=claim_in_process, args=arguments) for _ in range(6)]
+    (tmp_path / "jobs").mkdir()
+    for racer in racers:
+        racer.start()
+    assert sorted(answers.get(timeout=20) for _ in racers) == [False] * 5 + [True]
+    for racer in racers:
+        racer.join()
+    assert [p.name for p in (tmp_path / "jobs").iterdir()] == ["000001-update-1"]
+
+
+def test_claimant_is_alive_only_as_the_same_process(tmp_path):
+    records.claim(tmp_path / "a", {})
+    mine = records.read(tmp_path / "a" / records.CLAIM)
+    assert mine is not None
+    assert records.claimant_alive(mine)
+    assert not records.claimant_alive({**mine, "start": mine["start"] - 1})
+    assert not records.claimant_alive({**mine, "boot": "before"})
+    assert not records.claimant_alive({**mine, "pid": 2**22 + 1})
+    elsewhere = {**mine, "host": "elsewhere"}
+    assert records.claimant_alive({**elsewhere, "claimed": time.time() - 100})
+    assert not records.claimant_alive({**elsewhere, "claimed": time.time() - 121})
+
+
+def test_id_of_a_job_whose_submitter_died_before_recording_it(tmp_path):
+    assert records.submitted_id(tmp_path) is None
+    (tmp_path / "0123456789abcdef.pkl").touch()  # sbatch was not done: this job never runs
+    assert records.submitted_id(tmp_path) is None
+    (tmp_path / "4711_submitted.pkl").touch()
+    assert records.submitted_id(tmp_path) == "4711"
+
+
+JOB = {
+    "step": 3,
+    "stages": ["advantage", "update"],
+    "job_id": "9",
+    "claimed": 99.0,
+    "submitted": 100.0,
+    "elements": 1,
+    "gpus": 8,
+}
+
+
+def node(restart, **more):
+    given = {"restart": restart, "element": None, "hosts": ["n1", "n2"], "state": "RUNNING"}
+    return {**given, **more}
+
+
+def test_accounting_adds_up_all_starts(tmp_path):
+    records.write(tmp_path / records.JOB, JOB)
+    records.write(tmp_path / "node-0.json", node(0, started=110.0, ended=120.0, state="STOPPED"))
+    done = node(1, started=150.0, ended=180.0, state="COMPLETED", hosts=["n3", "n2"])
+    records.write(tmp_path / "node-1.json", done)
+    row = records.accounting(tmp_path)
+    assert row == JOB | {
+        "started": 110.0,
+        "ended": 180.0,
+        "queue_s": 10.0,
+        "run_s": 40.0,
+        "gpu_s": 320.0,
+        "restarts": 1,
+        "hosts": ["n1", "n2", "n3"],
+        "state": "COMPLETED",
+        "reason": "",
+    }
+
+
+def test_job_that_never_started_waited_until_it_was_given_up(tmp_path):
+    assert records.accounting(tmp_path) is None
+    records.write(tmp_path / records.JOB, JOB)
+    outcome = {"state": "CANCELLED", "reason": "it was cancelled", "seen": 160.0}
+    records.write(tmp_path / records.OUTCOME, outcome)
+    row = records.accounting(tmp_path)
+    assert row is not None
+    assert (row["queue_s"], row["run_s"], row["state"]) == (60.0, 0, "CANCELLED")
+
+
+@pytest.mark.parametrize(
+    ("states", "expected"),
+    [
+        (["COMPLETED", "RUNNING"], "RUNNING"),
+        (["COMPLETED", "COMPLETED", "COMPLETED"], "COMPLETED"),
+        (["COMPLETED", "FAILED", "RUNNING"], "FAILED"),
+        ([], "PENDING"),
+    ],
+)
+def test_state_of_an_array(tmp_path, states, expected):
+    records.write(tmp_path / records.JOB, {**JOB, "elements": 3})
+    for place, state in enumerate(states):
+        record = node(0, element=place, started=1.0, ended=2.0, state=state)
+        records.write(tmp_path / f"node-0.{place}.json", record)
+    row = records.accounting(tmp_path)
+    assert row is not None
+    assert row["state"] == expected
+
+
+def test_settling_leaves_one_file_with_the_log_in_it(tmp_path):
+    records.write(tmp_path / records.JOB, JOB)
+    records.write(tmp_path / records.CLAIM, {})
+    done = node(0, started=1.0, ended=2.0, state="COMPLETED")
+    records.write(tmp_path / "node-0.json", done)
+    (tmp_path / "9_submitted.pkl").touch()
+    (tmp_path / "job.log").write_text("first\nlast\n")
+    assert records.settle(tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == ["job.json"]
+    row = json.loads((tmp_path / "job.json").read_text())
+    assert (row["log"], row["run_s"]) == (["first", "last"], 1.0)
+    assert records.accounting(tmp_path) == row
+
+
+def test_job_that_may_still_write_or_failed_keeps_its_files(tmp_path):
+    records.write(tmp_path / records.JOB, JOB)
+    fresh = node(0, started=1.0, ended=time.time(), state="COMPLETED")
+    records.write(tmp_path / "node-0.json", fresh)
+    assert not records.settle(tmp_path)
+    records.write(tmp_path / "node-0.json", {**fresh, "ended": 2.0, "state": "FAILED"})
+    assert not records.settle(tmp_path)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_attempts_are_found_by_any_of_their_stages(tmp_path):
+    for name, stages in (("000003-advantage-1", ["advantage", "update"]), ("000003-reward-1", [])):
+        (tmp_path / name).mkdir()
+        record = {"step": 3, "stages": stages, "claimed": 1.0}
+        records.write(tmp_path / name / records.CLAIM, record)
+    (tmp_path / "000003-update-1").mkdir()  # no record: never claimed by us
+    found = attempts(tmp_path, {"step": 3, "stages": "update"})
+    assert [p.name for p in found] == ["000003-advantage-1"]
+    assert attempts(tmp_path, {"step": 4, "stages": "update"}) == []
