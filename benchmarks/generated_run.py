@@ -89,6 +89,8 @@ def _step(run: Run, step: int, rng, *, num_groups: int, size: int, mean_len: int
         rollout_logp_sum=logp_sum_B,
         finish_reason=np.where(truncated_B, "length", "stop"),
         truncated=truncated_B,
+        num_turns=np.ones(total, np.int32),
+        full_support=np.ones(total, bool),
     )
     length = metric_table([{"rollout/response_len/mean": float(len_B.mean())}])
     prompts = _prompts(first, prompt_P, step, num_groups)
@@ -128,6 +130,7 @@ def _prompts(first: int, prompt_P: np.ndarray, step: int, num_groups: int) -> pa
         prompt_id=prompt_P,
         epoch=drawn // SOURCE_SIZE,
         position=drawn % SOURCE_SIZE,
+        cursor=drawn,
         prompt=texts,
         prompt_tokens=[[1, 2, 3]] * num_groups,
         prompt_len=[3] * num_groups,

@@ -17,15 +17,17 @@ from relax import __version__
 from relax.algorithms import rules
 from relax.algorithms.custom import CUSTOM_FUNCTIONS
 from relax.config import Config, ModelSection, flag_of
-from relax.custom import check_source, source_hash
+from relax.custom import check_source, identity
 from relax.data.rows import content_hash
 from relax.errors import ConfigError
 from relax.flags import require
+from relax.stages import filters
 from relax.store import Run
 from relax.store.fingerprint import model_fingerprint, tokenizer_hash
 from relax.store.lease import Lease
 from tasks.session import Report, Session
 
+GENERATE = flag_of("custom_generate_function_path")
 NOT_BUILT = (
     "fully_async",
     "hybrid",
@@ -63,6 +65,10 @@ def checked(config: Config) -> None:
     for name, signature in CUSTOM_FUNCTIONS.items():
         if path := rules.value_of(config, name):
             check_source(path, flag=flag_of(name), signature=signature)
+    if path := config.rollout.custom_generate_function_path:
+        check_source(path, flag=GENERATE, signature=("conversation",))
+    if (path := config.rollout.dynamic_sampling_filter_path) and not filters.is_named(path):
+        check_source(path, flag=filters.FLAG, signature=filters.SIGNATURE)
     if missing := not_built(config):
         raise ConfigError("\n".join(missing))
 
@@ -86,17 +92,25 @@ def fingerprints(config: Config) -> dict[str, str]:
     }
     if config.evaluate.eval_prompt_data:
         sources["eval_prompts"] = content_hash(config.evaluate.eval_prompt_data)
-    if config.reward.custom_rm_path:
-        sources["custom_rm_path"] = source_hash(
-            config.reward.custom_rm_path, flag="--custom-rm-path"
-        )
     for name, directory in other_models(config.model).items():
         sources[name] = model_fingerprint(directory)
     for name in CUSTOM_FUNCTIONS:
         if path := rules.value_of(config, name):
-            function = path.rpartition(":")[2]
-            sources[name] = f"{source_hash(path, flag=flag_of(name))}:{function}"
-    return sources
+            sources[name] = identity(path, flag=flag_of(name))
+    return sources | sampling_sources(config)
+
+
+def sampling_sources(config: Config) -> dict[str, str]:
+    """Functions of the user's own that sampling and rewards call, "" where there is none."""
+    given = {
+        "custom_rm_path": config.reward.custom_rm_path,
+        "custom_generate_function_path": config.rollout.custom_generate_function_path,
+        "dynamic_sampling_filter_path": config.rollout.dynamic_sampling_filter_path,
+    }
+    return {
+        name: path if not path or path in filters.FILTERS else identity(path, flag=flag_of(name))
+        for name, path in given.items()
+    }
 
 
 def other_models(settings: ModelSection) -> dict[str, str]:

@@ -12,6 +12,7 @@ from flows.engine import cancel_run_jobs, run_in_prefect
 from flows.launch import Around, Do, launch
 from relax.algorithms import rules
 from relax.config import Config
+from relax.stages.rounds import rounds
 from tasks.session import Session
 
 
@@ -21,6 +22,9 @@ def steps(session: Session, do: Do) -> None:
     for step in range(config.run.num_rollout):
         if evaluation_due(config, step):
             do(session, step, "evaluate")
+        for number in rounds(config, session.run, step):  # dynamic sampling; none without it
+            do(session, step, f"rollout.{number}")
+            do(session, step, f"reward.{number}")
         do(session, step, "rollout")
         do(session, step, "reward")
         if rules.scores_needed(config):

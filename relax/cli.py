@@ -124,4 +124,5 @@ def is_for_user(error: Exception) -> bool:
     """Whether an error's text is the whole message: our own families, and files of the user's."""
     if isinstance(error, OSError):
         return error.filename is not None
-    return type(error).__name__ in ("ConfigError", "ArtifactError", "JobError")
+    families = {"ConfigError", "ArtifactError", "TrainingError", "JobError"}
+    return any(cls.__name__ in families for cls in type(error).__mro__)

@@ -54,11 +54,11 @@ def check_source(path: str, *, flag: str, signature: tuple[str, ...]) -> None:
     except (SyntaxError, UnicodeDecodeError) as error:
         raise ConfigError(f"{flag} = {path!r}: {file} is not Python: {error}") from None
     for node in tree.body:
-        if isinstance(node, ast.FunctionDef) and node.name == name:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name:
             check_signature(_stand_in(node), signature, f"{flag} = {path!r}")
 
 
-def _stand_in(node: ast.FunctionDef) -> Callable[..., Any]:
+def _stand_in(node: ast.FunctionDef | ast.AsyncFunctionDef) -> Callable[..., Any]:
     """An empty function with the parameters of a definition; its defaults are all None."""
     bare = ast.parse(f"def {node.name}(): pass")
     function = bare.body[0]
@@ -152,3 +152,8 @@ def check_signature(function: Callable[..., Any], signature: tuple[str, ...], wh
             f"{where}: takes ({', '.join(p.name for p in parameters)}); "
             f"({', '.join(signature)}) is needed, further parameters with defaults"
         )
+
+
+def identity(path: str, *, flag: str) -> str:
+    """What a function is known by in keys: its file's source and its own name, never its path."""
+    return f"{source_hash(path, flag=flag)}:{split(path, flag)[1]}"

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 ID, COUNT, REAL, TEXT = pa.int64(), pa.int32(), pa.float64(), pa.string()
 TOKENS, REALS, BOOLS = pa.list_(pa.int32()), pa.list_(pa.float32()), pa.list_(pa.bool_())
@@ -66,6 +66,7 @@ PROMPTS = Table(
         Column("prompt_id", ID, "", "row of the prompt in the prompt source, from 0"),
         Column("epoch", COUNT, "", "pass over the prompt source, from 0"),
         Column("position", ID, "", "place in that epoch's order, from 0"),
+        Column("cursor", ID, "", "place in the stream of all epochs: prompts drawn before it"),
         Column("prompt", TEXT, "", "the prompt as the tokenizer got it"),
         Column("prompt_tokens", TOKENS, "token ids", "the prompt's tokens"),
         Column("prompt_len", COUNT, "tokens", "length of the prompt"),
@@ -89,6 +90,30 @@ RESPONSES = Table(
         Column("rollout_logp_sum", REAL, "nats", "sum of rollout_logp over valid tokens"),
         Column("finish_reason", TEXT, "", "stop: an end token or text; length: the limit"),
         Column("truncated", pa.bool_(), "", "true where the limit cut the response"),
+        Column("num_turns", COUNT, "", "times the policy was asked: 1, or more with tools"),
+        Column(
+            "full_support",
+            pa.bool_(),
+            "",
+            "true: sampled from the distribution that rollout_logp is of; "
+            "false: from its top-p, top-k or min-tokens part",
+        ),
+    ),
+)
+
+CANDIDATES = Table(
+    "candidates",
+    (
+        GROUP,
+        Column("round", COUNT, "", "round of dynamic sampling that drew the group, from 1"),
+        Column("prompt_id", ID, "", "row of the prompt in the prompt source, from 0"),
+        Column("epoch", COUNT, "", "pass over the prompt source, from 0"),
+        Column("cursor", ID, "", "place in the stream of all epochs"),
+        Column("reward_mean", REAL, "", "mean reward of the group"),
+        Column("reward_min", REAL, "", "lowest reward of the group"),
+        Column("reward_max", REAL, "", "highest reward of the group"),
+        Column("passed", pa.bool_(), "", "whether the filter let the group through"),
+        Column("reason", TEXT, "", "why not: the filter, and too easy or too hard; empty: passed"),
     ),
 )
 
@@ -161,7 +186,18 @@ TIMING = Table(
 )
 
 TABLES = {
-    t.name: t for t in (PROMPTS, RESPONSES, REWARDS, SCORES, ADVANTAGES, EVALS, METRICS, TIMING)
+    t.name: t
+    for t in (
+        PROMPTS,
+        RESPONSES,
+        CANDIDATES,
+        REWARDS,
+        SCORES,
+        ADVANTAGES,
+        EVALS,
+        METRICS,
+        TIMING,
+    )
 }
 
 # --- views: what `relax sql` offers over the tables above; its queries are in relax/analytics ----
@@ -234,6 +270,10 @@ VIEWS = {
         Table("metrics", (RUN, STEP, STAGE, *METRICS.columns)),
         Table("timing", (RUN, STEP, STAGE, *TIMING.columns)),
         Table("prompts", (RUN, STEP, *PROMPTS.columns)),
+        Table(
+            "candidates",
+            (RUN, STEP, *CANDIDATES.columns, Column("fate", TEXT, "", "trained, or why not")),
+        ),
         Table("evals", (RUN, STEP, *EVALS.columns)),
         Table(
             "jobs",

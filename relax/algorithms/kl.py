@@ -10,6 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from relax.algorithms import masking
 from relax.algorithms.masking import LOG_RATIO_LIMIT, valid
 
 LOW_VAR_LIMIT = 10.0
@@ -46,9 +47,9 @@ def estimate(
         raise ValueError(f"KL estimator = {kind!r}: known: {', '.join(KINDS)}")
     if mask_BT is not None:
         logp_BT, ref_logp_BT = valid(mask_BT, logp_BT, ref_logp_BT)
-    kl_BT = KINDS[kind](logp_BT.float() - ref_logp_BT.float())
+    kl_BT = KINDS[kind](logp_BT.to(masking.DTYPE) - ref_logp_BT.to(masking.DTYPE))
     if importance_ratio_BT is not None:
         if mask_BT is not None:
             (importance_ratio_BT,) = valid(mask_BT, importance_ratio_BT)
-        kl_BT = kl_BT * importance_ratio_BT.float()
+        kl_BT = kl_BT * importance_ratio_BT.to(masking.DTYPE)
     return kl_BT.clamp(-LOW_VAR_LIMIT, LOW_VAR_LIMIT) if kind in CLAMPED else kl_BT

@@ -64,12 +64,12 @@ def step_loss(
         pg_BT, clipped_BT = objective(logp_BT, old_logp_BT, advantage_BT, mask_BT, **given)
         correction_BT, means = corrected(batch, old_logp_BT, settings)
         (entropy_BT,) = valid(mask_BT, batch["entropy_BT"])
-        pg_loss = (weight_BT * correction_BT * pg_BT).sum()
-        entropy_loss = (weight_BT * entropy_BT).sum()
+        pg_loss = total_of(weight_BT * correction_BT * pg_BT)
+        entropy_loss = total_of(weight_BT * entropy_BT)
         total = pg_loss - settings["entropy_coef"] * entropy_loss
         sums = {"train/pg_loss": pg_loss, "train/entropy_loss": entropy_loss}
         if settings["use_kl_loss"]:
-            sums["train/kl_loss"] = (weight_BT * reference_kl(row, batch, settings)).sum()
+            sums["train/kl_loss"] = total_of(weight_BT * reference_kl(row, batch, settings))
             total = total + settings["kl_loss_coef"] * sums["train/kl_loss"]
         sums["train/loss"] = total
         means["train/pg_clipfrac"] = clipped_BT
@@ -77,10 +77,15 @@ def step_loss(
         means["train/silenced_frac"] = silenced(objective, given, *tensors)
         means |= drift(batch, old_logp_BT, settings)
         for name, value_BT in means.items():
-            sums[name] = valid(mask_BT, value_BT)[0].sum() / max(counts.num_tokens, 1)
+            sums[name] = total_of(*valid(mask_BT, value_BT)) / max(counts.num_tokens, 1)
         return total, {name: value.detach() for name, value in sums.items()}
 
     return loss
+
+
+def total_of(value_BT: Tensor) -> Tensor:
+    """Sum in float64: tokens are float32, and their sum must not depend on where a step is cut."""
+    return value_BT.sum(dtype=torch.float64)
 
 
 def selected(objective: Objective) -> Objective:
@@ -103,8 +108,8 @@ def critic_loss(row: Algorithm, settings: Mapping[str, Any], counts: StepCounts)
         mask_BT = batch["mask_BT"]
         names = ("value_BT", "old_value_BT", "return_BT")
         loss_BT, clipped_BT = objective(*(batch[name] for name in names), mask_BT, **given)
-        total = (weigh(mask_BT) * loss_BT).sum()
-        clipped = valid(mask_BT, clipped_BT)[0].sum() / max(counts.num_tokens, 1)
+        total = total_of(weigh(mask_BT) * loss_BT)
+        clipped = total_of(*valid(mask_BT, clipped_BT)) / max(counts.num_tokens, 1)
         sums = {"train/critic-value_loss": total, "train/critic-value_clipfrac": clipped}
         return total, {name: value.detach() for name, value in sums.items()}
 

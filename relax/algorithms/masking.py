@@ -8,12 +8,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+DTYPE = torch.float32  # of objectives, whatever the model's; a proof may set it to float64
 LOG_RATIO_LIMIT = 20.0  # finite log-probabilities never give Inf or NaN
 
 
 def valid(mask_BT: Tensor, *tensors_BT: Tensor) -> tuple[Tensor, ...]:
     """The tensors in float32 with zeros outside the mask, selected before any arithmetic."""
-    return tuple(torch.where(mask_BT != 0, x_BT, 0.0).float() for x_BT in tensors_BT)
+    return tuple(torch.where(mask_BT != 0, x_BT, 0.0).to(DTYPE) for x_BT in tensors_BT)
 
 
 def exp_ratio(logp_BT: Tensor, old_logp_BT: Tensor) -> Tensor:

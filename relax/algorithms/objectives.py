@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from relax.algorithms import masking
 from relax.algorithms.masking import LOG_RATIO_LIMIT, exp_ratio, response_mean, valid
 from relax.algorithms.per_token import per_token, ratio_and_slope
 
@@ -114,7 +115,7 @@ def gspo(
     with torch.no_grad():
         new_BT, old_BT = valid(mask_BT, logp_BT, old_logp_BT)
         mean_B1 = response_mean(new_BT - old_BT, mask_BT)
-        ratio_B1 = mean_B1.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp().float()
+        ratio_B1 = mean_B1.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp().to(masking.DTYPE)
 
     def form(_: Tensor, ratio_N: Tensor, advantage_N: Tensor):
         return _clip(ratio_N, ratio_N, advantage_N, (low, high), None)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from relax.algorithms import masking
 from relax.algorithms.masking import LOG_RATIO_LIMIT
 
 BLOCK_TOKENS = 1 << 16
@@ -50,14 +51,14 @@ class _ClosedForm(torch.autograd.Function):
     def forward(ctx: Any, form: Form, *tensors_BT: Tensor) -> tuple[Tensor, Tensor]:
         logp_BT = tensors_BT[0]
         flat = [x.detach().reshape(-1) for x in tensors_BT]
-        loss_N = torch.empty_like(flat[0], dtype=torch.float32)
+        loss_N = torch.empty_like(flat[0], dtype=masking.DTYPE)
         clipped_N = torch.empty_like(flat[0], dtype=torch.bool)
         slope_N = torch.empty_like(loss_N) if ctx.needs_input_grad[1] else None
         size = BLOCK_TOKENS if loss_N.device.type == "cpu" else max(len(loss_N), 1)
         for start in range(0, len(loss_N), size):
             block = slice(start, start + size)
             valid_N = flat[3][block] != 0
-            inputs = (torch.where(valid_N, x[block], 0.0).float() for x in flat[:3])
+            inputs = (torch.where(valid_N, x[block], 0.0).to(masking.DTYPE) for x in flat[:3])
             loss_N[block], slope, clipped_N[block] = form(*inputs)
             if slope_N is not None:
                 slope_N[block] = slope

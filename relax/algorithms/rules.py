@@ -266,6 +266,8 @@ DEPENDENT = {
     "tis_clip_low": ("use_tis", "use_icepop"),
     "opsm_delta": ("use_opsm",),
     "opd_kl_coef": ("use_opd",),
+    "opd_log_prob_top_k": ("use_opd",),
+    "ref_update_interval": ("use_kl_loss", "kl_coef"),
     "kl_loss_type": ("use_kl_loss", "kl_coef"),
 }
 

@@ -29,6 +29,7 @@ from relax.schema import (
     Column,
     Table,
 )
+from relax.stages import is_round
 from relax.store import Manifest, Run, read_table
 
 PLACED = ("metrics", "evals")
@@ -54,6 +55,8 @@ def tables(run: Run) -> dict[str, pa.Table]:
         found: dict[str, pa.Table] = {}
         for folder, manifest in of_step:
             for name in manifest.tables:
+                if is_round(manifest.stage) and name not in OF_ROUNDS:
+                    continue  # what a step was trained on stands in its rollout and reward
                 part = read_table(folder / f"{name}.arrow", TABLES[name])
                 found[name] = part
                 parts[name].append(_placed(part, manifest) if name in PLACED else part)
@@ -94,7 +97,9 @@ def new_columns(kind: Table) -> tuple[Column, ...]:
 
 BESIDE = (REWARDS, ADVANTAGES, SCORES)
 WIDE = (*RESPONSES.columns, *(column for kind in BESIDE for column in new_columns(kind)))
-SEPARATE = ("prompts", *PLACED)
+SEPARATE = ("prompts", "candidates", *PLACED)
+OF_ROUNDS = ("candidates", *PLACED)
+"""What is read of rounds of dynamic sampling."""
 
 
 def timing_table(manifests: Sequence[Manifest]) -> pa.Table:

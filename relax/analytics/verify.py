@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -105,10 +106,10 @@ def _published_faults(run: Run, manifest: Manifest, count: Counter[str]) -> Iter
 
 
 def export(argv: Sequence[str]) -> int:
-    """Copy the policy that a step published to a directory of its own."""
+    """Copy the policy that a step published, or rebuild it from that step's checkpoint."""
     parser = command_parser(
         "relax export",
-        "Copy the policy that a step published (Hugging Face layout).",
+        "The policy that a step published (Hugging Face layout), or its checkpoint holds.",
         EXPORT_EXAMPLES,
     )
     parser.add_argument("run", help="directory of the run")
@@ -118,18 +119,29 @@ def export(argv: Sequence[str]) -> int:
     run = Run.open(given.run)
     if given.out.exists():
         raise ConfigError(f"{given.out}: exists; give a directory that does not")
-    source = policy_of(run, given.step)
     scratch = given.out.with_name(f".{given.out.name}.part")
     disk.remove_tree(scratch)
-    disk.make_dir(scratch)
-    for path in sorted(source.rglob("*")):
-        if path.is_file():
-            disk.make_dir((scratch / path.relative_to(source)).parent)
-            (scratch / path.relative_to(source)).write_bytes(path.read_bytes())
+    if can_rebuild(run, given.step + 1):
+        _rebuild(run, given.step + 1, scratch)
+    else:
+        shutil.copytree(policy_of(run, given.step), scratch)
     disk.sync_tree(scratch)
     disk.rename(scratch, given.out)
     print(f"{given.out}: policy {given.step + 1} of {run.root}")
     return 0
+
+
+def can_rebuild(run: Run, version: int) -> bool:
+    """Whether a policy that retention removed is still in a checkpoint."""
+    if not 0 < version <= run.num_updates() or _is_there(run, version):
+        return False
+    return version in {found for found, *_ in run.checkpoints(version)}
+
+
+def _rebuild(run: Run, version: int, directory: Path) -> None:
+    from relax.stages.training import rebuild_policy  # loads torch
+
+    rebuild_policy(run, version, directory)
 
 
 def policy_of(run: Run, step: int) -> Path:

@@ -35,6 +35,12 @@ QUERIES = {
                avg(response_len) AS response_len, avg(truncated::INT) AS truncated,
                sum(rollout_logp_sum) / sum(response_len) AS logp
         FROM {{responses}} GROUP BY 1""",
+    "candidates": f"""
+        SELECT c.group_id {STEP_OF}, c.*,
+               CASE WHEN NOT c.passed THEN c.reason
+                    WHEN p.group_id IS NULL THEN 'surplus: the step was full, or never finished'
+                    ELSE 'trained' END AS fate
+        FROM {{candidates}} c LEFT JOIN {{prompts}} p USING (group_id)""",
     "metrics": "SELECT * FROM {metrics}",
     "timing": "SELECT * FROM {timing}",
     "evals": "SELECT * EXCLUDE (stage) FROM {evals}",

@@ -4,7 +4,14 @@ import difflib
 import importlib
 import importlib.util
 
-from relax.engines.protocol import Engine, FinishReason, Request, Response, SamplingParams
+from relax.engines.protocol import (
+    Engine,
+    FinishReason,
+    NotFiniteError,
+    Request,
+    Response,
+    SamplingParams,
+)
 from relax.errors import ConfigError
 
 ENGINES = {
@@ -17,6 +24,7 @@ __all__ = [
     "ENGINES",
     "Engine",
     "FinishReason",
+    "NotFiniteError",
     "Request",
     "Response",
     "SamplingParams",

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from relax.engines import choice, kv_cache, published, weights
-from relax.engines.protocol import Request, Response, SamplingParams
+from relax.engines.protocol import NotFiniteError, Request, Response, SamplingParams
 from relax.engines.stopping import StopStrings, check_prompts, listed, response_limits
 from relax.errors import ArtifactError, ConfigError
 
@@ -243,9 +243,10 @@ class _Decoding:
         is_bad_B = ~np.isfinite(logp) & batch.is_alive_B
         if is_bad_B.any():
             bad = sorted(request_id_B[batch.request_B[is_bad_B]].tolist())
-            raise ArtifactError(
+            raise NotFiniteError(
                 f"{self._engine._policy}: logits are not finite at response token {position} of "
-                f"request {listed(bad)}; the policy has diverged, go back to an earlier one"
+                f"request {listed(bad)}; the policy has diverged, go back to an earlier one",
+                bad,
             )
 
     def _stops(

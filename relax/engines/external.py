@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from relax.engines import published
-from relax.engines.protocol import Request, Response, SamplingParams
+from relax.engines.protocol import NotFiniteError, Request, Response, SamplingParams
 from relax.engines.stopping import check_prompts, listed, response_limits
 from relax.errors import ArtifactError, ConfigError
 
@@ -151,9 +151,10 @@ class ExternalEngine:
             responses = list(answers)
         bad = [i for i, x in enumerate(responses) if not all(map(math.isfinite, x.logp))]
         if bad:
-            raise ArtifactError(
+            raise NotFiniteError(
                 f"{self._policy}: log-probabilities are not finite for request {listed(bad)}; "
-                "the policy has diverged, go back to an earlier one"
+                "the policy has diverged, go back to an earlier one",
+                bad,
             )
         return responses
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
-from relax.errors import ConfigError
+from relax.errors import ArtifactError, ConfigError
 
 FinishReason = Literal["stop", "length"]
 
@@ -69,6 +69,17 @@ class Response:
     tokens: list[int]
     logp: list[float]
     finish_reason: FinishReason
+
+
+class NotFiniteError(ArtifactError):
+    """Log-probabilities that are not finite, of the requests with these numbers."""
+
+    def __init__(self, message: str, requests: Sequence[int]) -> None:
+        super().__init__(message, requests)  # both, so that it survives pickling
+        self.requests = tuple(requests)
+
+    def __str__(self) -> str:
+        return self.args[0]
 
 
 class Engine(Protocol):

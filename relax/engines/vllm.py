@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from relax.engines import published
-from relax.engines.protocol import Request, Response, SamplingParams
+from relax.engines.protocol import NotFiniteError, Request, Response, SamplingParams
 from relax.engines.stopping import check_prompts, listed, response_limits
 from relax.errors import ArtifactError, ConfigError
 
@@ -166,9 +166,10 @@ class VLLMEngine:
     def _check_finite(self, responses: Sequence[Response]) -> None:
         bad = [i for i, x in enumerate(responses) if not all(map(math.isfinite, x.logp))]
         if bad:
-            raise ArtifactError(
+            raise NotFiniteError(
                 f"{self._policy}: log-probabilities are not finite for request {listed(bad)}; "
-                "the policy has diverged, go back to an earlier one"
+                "the policy has diverged, go back to an earlier one",
+                bad,
             )
 
 

@@ -5,7 +5,7 @@ A stage's key is made of exactly what its row names; change what a stage compute
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 
@@ -39,13 +39,13 @@ STAGES: dict[str, Stage] = {
             code=2,
             reads=("run", "seeds", "data", "rollout"),
             writes=("prompts", "responses", "metrics"),
-            sources=("policy", "tokenizer", "prompts"),
+            sources=("policy", "tokenizer", "prompts", "custom_generate_function_path"),
         ),
         Stage(
             "reward",
             "relax.stages.reward:run",
-            code=1,
-            reads=("reward",),
+            code=2,
+            reads=("rollout", "reward"),
             writes=("rewards", "metrics"),
             after=("rollout",),
             sources=("custom_rm_path", "custom_reward_post_process_path"),
@@ -73,7 +73,7 @@ STAGES: dict[str, Stage] = {
         Stage(
             "update",
             "relax.stages.update:run",
-            code=2,
+            code=3,
             reads=("run", "seeds", "rollout", "algorithm", "update"),
             writes=("metrics", "policy"),
             after=("rollout", "reward", "score", "advantage"),
@@ -84,10 +84,16 @@ STAGES: dict[str, Stage] = {
         Stage(
             "evaluate",
             "relax.stages.evaluate:run",
-            code=1,
+            code=2,
             reads=("run", "seeds", "data", "rollout", "reward", "evaluate"),
             writes=("evals", "metrics"),
-            sources=("policy", "tokenizer", "eval_prompts", "custom_rm_path"),
+            sources=(
+                "policy",
+                "tokenizer",
+                "eval_prompts",
+                "custom_rm_path",
+                "custom_generate_function_path",
+            ),
         ),
         Stage(
             "sft",
@@ -101,3 +107,40 @@ STAGES: dict[str, Stage] = {
         ),
     )
 }
+
+
+def is_round(name: str) -> bool:
+    """Whether it is a round of dynamic sampling: `rollout.2` or `reward.2`."""
+    return "." in name
+
+
+def round_row(name: str) -> Stage:
+    """The row of a round: that of its stage, after the rounds that it goes on from."""
+    stage, number = name.split(".")
+    row = STAGES[stage]
+    if stage == "rollout":
+        before = (f"rollout.{int(number) - 1}",) if int(number) > 1 else ()
+        return replace(row, name=name, after=before)
+    return replace(
+        row,
+        name=name,
+        entry="relax.stages.selection:reward_round",
+        writes=(*row.writes, "candidates"),
+        after=tuple(f"{above}.{number}" for above in row.after),
+        sources=(*row.sources, "dynamic_sampling_filter_path"),
+    )
+
+
+def selection_row(name: str, num_rounds: int) -> Stage:
+    """The row of `rollout` or `reward` where a step is put together from rounds."""
+    numbers = range(1, num_rounds + 1)
+    scored = tuple(f"reward.{n}" for n in numbers)
+    after = {"rollout": tuple(f"rollout.{n}" for n in numbers), "reward": ("rollout",)}[name]
+    return Stage(
+        name,
+        f"relax.stages.selection:{name}",
+        code=1,
+        reads=("rollout",),
+        writes=STAGES[name].writes,
+        after=(*after, *scored),
+    )

@@ -6,12 +6,15 @@ import numpy as np
 
 from relax.config import Config
 from relax.data.prompts import Prompt, load_tokenizer
-from relax.engines.protocol import Response, SamplingParams
+from relax.engines import Request, SamplingParams
+from relax.engines.conversation import Sampled
 from relax.schema import EVALS
+from relax.stages.engines import engines_for
 from relax.stages.metrics import metric_table
 from relax.stages.perform import Inputs, Warm
 from relax.stages.reward import configured_verifier
-from relax.stages.rollout import engine_for, prompts_for, sample, seeded_requests
+from relax.stages.rollout import cut, prompts_for, seeded_requests
+from relax.stages.sampling import sampled
 from relax.store import Output
 
 EVAL_SEED_STEP = -1
@@ -23,20 +26,38 @@ def run(config: Config, inputs: Inputs, output: Output, warm: Warm) -> None:
     tokenizer = load_tokenizer(config.model.hf_checkpoint)
     path, known = config.evaluate.eval_prompt_data, inputs.run.sources["eval_prompts"]
     prompts = list(prompts_for(config.data, path, known, tokenizer, warm).prompts)
-    engine = engine_for(config.rollout.rollout_engine, inputs.run, inputs.step, warm)
+    engines_for(inputs.run, inputs.step, warm)
     verify = configured_verifier(config.reward)
     answers = []
     for decoding, temperature, size in decodings(config):
         asked = [(p, i) for p in prompts for i in range(size)]
         requests = seeded_requests(prompts, size, config.seeds.rollout_seed, EVAL_SEED_STEP)
-        shard = config.rollout.rollout_shard_groups * config.rollout.n_samples_per_prompt
-        responses = sample(engine, requests, eval_params(config, temperature), shard)
+        where = f"evaluate: step {inputs.step}, {decoding}"
+        params = eval_params(config, temperature)
+        ids = [p.prompt_id for p, _ in asked]
+        responses = answer(config, warm, requests, params, where=where, prompt_ids=ids)
         texts = tokenizer.batch_decode([r.tokens for r in responses], skip_special_tokens=True)
         for (p, i), response, text in zip(asked, responses, texts, strict=True):
             answers.append((decoding, p, i, response, text, float(verify(text, p.label))))
     name = config.evaluate.eval_name
     output.write("evals", eval_table(name, inputs.step, answers))
     output.write("metrics", metric_table([accuracy(name, answers)]))
+
+
+def answer(
+    config: Config,
+    warm: Warm,
+    requests: list[Request],
+    params: SamplingParams,
+    *,
+    where: str,
+    prompt_ids: list[int],
+) -> list[Sampled]:
+    """One answer a request, in their order, sampled in shards as rollouts are."""
+    size = config.rollout.rollout_shard_groups * config.rollout.n_samples_per_prompt
+    shards = cut(requests, size, params, config)
+    done = dict(sampled(warm, shards, where=where, prompt_ids=prompt_ids, size=1))
+    return [response for shard in shards for response in done[shard.number]]
 
 
 def decodings(config: Config) -> list[tuple[str, float, int]]:
@@ -61,7 +82,7 @@ def eval_params(config: Config, temperature: float) -> SamplingParams:
     )
 
 
-Answer = tuple[str, Prompt, int, Response, str, float]
+Answer = tuple[str, Prompt, int, Sampled, str, float]
 
 
 def eval_table(name: str, version: int, answers: list[Answer]):
@@ -77,7 +98,7 @@ def eval_table(name: str, version: int, answers: list[Answer]):
         response=text,
         label=[p.label for p in prompt],
         reward=reward,
-        response_len=[len(r.tokens) for r in response],
+        response_len=[sum(r.mask) for r in response],
         finish_reason=[r.finish_reason for r in response],
     )
 
@@ -89,7 +110,7 @@ def accuracy(name: str, answers: list[Answer]) -> dict[str, float]:
         chosen = [a for a in answers if a[0] == decoding]
         prefix = f"eval/{name}/{decoding}"
         metrics[f"{prefix}/reward_mean"] = np.mean([a[5] for a in chosen])
-        metrics[f"{prefix}/response_len_mean"] = np.mean([len(a[3].tokens) for a in chosen])
+        metrics[f"{prefix}/response_len_mean"] = np.mean([sum(a[3].mask) for a in chosen])
         metrics[f"{prefix}/truncated_ratio"] = np.mean(
             [a[3].finish_reason == "length" for a in chosen]
         )

@@ -7,7 +7,8 @@ from typing import Any
 from relax.algorithms import rules
 from relax.errors import ArtifactError
 from relax.schema import SCHEMA_VERSION
-from relax.stages import STAGES, Stage
+from relax.stages import Stage, is_round
+from relax.stages.rounds import first_draw, round_of, row_of
 from relax.store import Manifest, Run
 from relax.store.manifest import differences, digest
 from relax.store.run import UPDATES
@@ -24,6 +25,8 @@ def key_parts(run: Run, step: int, stage: Stage) -> dict[str, Any]:
         "inputs": {name: run.committed(step, name).content for name in inputs_of(run, stage)},
         "sources": {name: _source(run, step, name) for name in stage.sources},
     }
+    if is_round(stage.name):
+        parts["cursor"] = first_draw(run, step, round_of(stage.name))
     if stage.continues and step > 0:
         before = run.committed(step - 1, stage.continues)
         parts["continues"] = {"key": before.key, "content": before.content}
@@ -40,7 +43,9 @@ def _source(run: Run, step: int, name: str) -> str:
     if name == "policy":
         return run.policy_hash(step)
     if name == "columns":
-        return " ".join(sorted(rules.scores_needed(run.config)))
+        top_k = run.config.algorithm.opd_log_prob_top_k
+        asked = [f"top_k_overlap of {top_k}"] if top_k else []
+        return " ".join([*sorted(rules.scores_needed(run.config)), *asked])
     if name == "reference" and (version := run.config.reference_version(step)):
         return run.policy_hash(version)
     if name == "schedule":
@@ -59,7 +64,7 @@ def done(run: Run, step: int, name: str) -> Manifest | None:
     manifest = run.manifest(step, name)
     if manifest is None:
         return None
-    parts = key_parts(run, step, STAGES[name])
+    parts = key_parts(run, step, row_of(run, step, name))
     if manifest.key != digest(parts):
         changes = "; ".join(differences(manifest.key_parts, parts)) or "its code or schema"
         raise ArtifactError(

@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from relax.stages import STAGES, Stage
+from relax.stages import Stage
 from relax.stages.keys import done, key_parts
+from relax.stages.rounds import row_of
 from relax.store import Manifest, Output, Run
 
 # Nodes have no way out, and a log is no place for progress bars. Read when transformers is loaded.
@@ -64,7 +65,8 @@ def perform(run_dir: str, step: int, name: str, attempt: str, warm: Warm | None 
     In a job of several ranks every rank makes this call, and rank 0 alone decides and commits.
     """
     started = time.time()
-    run, stage, warm = Run.open(run_dir), STAGES[name], warm or Warm()
+    run, warm = Run.open(run_dir), warm or Warm()
+    stage = row_of(run, step, name)
     _settle_numerics(run)
     manifest = _from_first(done(run, step, name) if _rank() == 0 else None)
     if manifest is not None:

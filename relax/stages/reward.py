@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import numpy as np
+import pyarrow as pa
 import torch
 
 from relax.algorithms.custom import CUSTOM_FUNCTIONS
@@ -22,8 +23,13 @@ from relax.store import Output, rows
 def run(config: Config, inputs: Inputs, output: Output, warm: Warm) -> None:
     """Write the table `rewards`; one that is not a finite number is an error naming samples."""
     del warm
-    response = rows(inputs.run.table(inputs.step, "rollout", "responses"))
-    prompt = rows(inputs.run.table(inputs.step, "rollout", "prompts"))
+    score(config, inputs, output, sampled_by="rollout")
+
+
+def score(config: Config, inputs: Inputs, output: Output, *, sampled_by: str) -> pa.Table:
+    """The table `rewards`, written, of what the stage `sampled_by` of the step sampled."""
+    response = rows(inputs.run.table(inputs.step, sampled_by, "responses"))
+    prompt = rows(inputs.run.table(inputs.step, sampled_by, "prompts"))
     label_of = dict(zip(prompt.group_id.tolist(), prompt.label, strict=True))
     verify = configured_verifier(config.reward)
     start = time.perf_counter()
@@ -35,20 +41,44 @@ def run(config: Config, inputs: Inputs, output: Output, warm: Warm) -> None:
     )
     output.measure("seconds/verify", time.perf_counter() - start)
     check_finite(reward_B, response.sample_id, "the verifier")
-    processed_B = post_processed(config.algorithm, reward_B, response.group_id)
+    shaped_B = reward_B - overlong_penalty(config, response.response_len)
+    processed_B = post_processed(config.algorithm, shaped_B, response.group_id)
     check_finite(processed_B, response.sample_id, "the post-processing")
-    output.write(
-        "rewards",
-        REWARDS.table(
-            sample_id=response.sample_id,
-            group_id=response.group_id,
-            raw_reward=reward_B,
-            reward=processed_B,
-        ),
+    table = REWARDS.table(
+        sample_id=response.sample_id,
+        group_id=response.group_id,
+        raw_reward=reward_B,
+        reward=processed_B,
     )
-    metrics = {"rollout/raw_reward": reward_B.mean(), "rollout/rewards": processed_B.mean()}
+    output.write("rewards", table)
+    metrics = reward_metrics(config, table)
+    if config.reward.overlong_buffer_len:
+        metrics["rollout/overlong_penalty"] = float((reward_B - shaped_B).mean())
+    output.write("metrics", metric_table([metrics]))
+    return table
+
+
+def reward_metrics(config: Config, rewards: pa.Table) -> dict[str, float]:
+    """Means of the rewards, and pass rates."""
+    column = rows(rewards)
     size = config.rollout.n_samples_per_prompt
-    output.write("metrics", metric_table([metrics | pass_rates(reward_B, response.group_id, size)]))
+    return {
+        "rollout/raw_reward": column.raw_reward.mean(),
+        "rollout/rewards": column.reward.mean(),
+        **pass_rates(column.raw_reward, column.group_id, size),
+    }
+
+
+def overlong_penalty(config: Config, length_B: np.ndarray) -> np.ndarray:
+    """What lengths cost: nothing up to max - buffer, then linear, `factor` at the limit.
+
+    The soft overlong punishment of DAPO (arXiv:2503.14476, eq. 13), in valid tokens.
+    """
+    buffer = config.reward.overlong_buffer_len
+    if not buffer:
+        return np.zeros(len(length_B))
+    excess_B = length_B - (config.rollout.rollout_max_response_len - buffer)
+    return config.reward.overlong_penalty_factor * np.clip(excess_B / buffer, 0.0, 1.0)
 
 
 def configured_verifier(settings: RewardSection) -> Verifier:

@@ -1,73 +1,170 @@
-"""Sample a group of responses to each prompt of a step."""
+"""Sample a group of responses to each prompt of a step, or of a round of dynamic sampling."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from relax.algorithms.metrics import length_metrics, repetition_frac
 from relax.config import Config, DataSection, RolloutSection
 from relax.data.order import Draw, draw
 from relax.data.prompts import Prompt, PromptSource, load_prompts, load_tokenizer
 from relax.data.seeds import response_seed
-from relax.engines import open_engine
-from relax.engines.protocol import Engine, Request, Response, SamplingParams
+from relax.engines import Request, SamplingParams
+from relax.engines.conversation import Sampled
 from relax.errors import ArtifactError
 from relax.schema import IDS_PER_STEP, PROMPTS, RESPONSES
+from relax.stages.engines import Shard, engines_for
 from relax.stages.metrics import metric_table
 from relax.stages.perform import Inputs, Warm
-from relax.store import Output, Run
-from relax.trainer.publish import policy_hash
+from relax.stages.rounds import first_draw, prompts_per_round, round_of
+from relax.stages.sampling import Watch, sampled
+from relax.store import Output, Run, rows
+from relax.store.parts import Parts
+
+
+@dataclass(frozen=True)
+class Groups:
+    """What is asked: prompts with their places, and `size` requests for each, group after group.
+
+    `first` is the place of the first group in its step.
+    """
+
+    step: int
+    first: int
+    size: int
+    prompts: list[Prompt]
+    draws: list[Draw]
+    cursor: int
+    requests: list[Request]
+
+    def __post_init__(self) -> None:
+        if (self.first + len(self.prompts)) * self.size > IDS_PER_STEP:
+            raise ArtifactError(
+                f"rollout: step {self.step}: more than {IDS_PER_STEP} responses; lower "
+                "rollout_batch_size, n_samples_per_prompt or dynamic_sampling_max_rounds"
+            )
 
 
 def run(config: Config, inputs: Inputs, output: Output, warm: Warm) -> None:
-    """Write the tables `prompts` and `responses` of the step."""
-    step, size = inputs.step, config.rollout.n_samples_per_prompt
+    """Write the tables `prompts` and `responses` of the step, or of the round of it."""
+    run, step = inputs.run, inputs.step
     start = time.perf_counter()
-    engine = engine_for(config.rollout.rollout_engine, inputs.run, step, warm)
-    tokenizer = load_tokenizer(inputs.run.config.model.hf_checkpoint)
+    tokenizer = load_tokenizer(config.model.hf_checkpoint)
     source = prompts_for(
-        config.data, config.data.prompt_data, inputs.run.sources["prompts"], tokenizer, warm
+        config.data, config.data.prompt_data, run.sources["prompts"], tokenizer, warm
     )
-    output.measure("seconds/load", time.perf_counter() - start)
+    groups = groups_of(config, run, step, round_of(output.stage), source)
+    output.measure("seconds/prompts", time.perf_counter() - start)
 
-    count = config.rollout.rollout_batch_size
+    responses = sample_groups(config, inputs, output, warm, groups=groups, tokenizer=tokenizer)
+    output.write("prompts", prompt_table(groups))
+    output.write("responses", responses)
+    output.notes["prompt stream"] = {
+        "start": groups.cursor,
+        "end": groups.cursor + len(groups.prompts),
+        "prompts in an epoch": len(source.prompts),
+        "shuffle": config.data.rollout_shuffle,
+        "seed": config.seeds.rollout_seed,
+    }
+    more = {"rollout/dropped_prompts": source.dropped, "rollout/policy_version": step}
+    output.write("metrics", metric_table([rollout_metrics(responses) | more]))
+
+
+def groups_of(config: Config, run: Run, step: int, number: int, source: PromptSource) -> Groups:
+    """The groups of a rollout (round 0), or of a round of dynamic sampling (from 1)."""
+    of_step, start = first_draw(run, step, min(number, 1)), first_draw(run, step, number)
+    skipped, size = start - of_step, config.rollout.n_samples_per_prompt
     draws = draw(
         len(source.prompts),
-        start=step * count,
-        count=count,
+        start=of_step,
+        count=skipped + prompts_per_round(config),
         seed=config.seeds.rollout_seed,
         shuffle=config.data.rollout_shuffle,
     )
     prompts = [source.prompts[d.prompt_id] for d in draws]
+    # Those of earlier rounds as well: a prompt that comes again gets other seeds.
     requests = seeded_requests(prompts, size, config.seeds.rollout_seed, step)
-    start = time.perf_counter()
-    responses = sample(
-        engine,
-        requests,
-        sampling_params(config.rollout),
-        config.rollout.rollout_shard_groups * size,
+    return Groups(
+        step, skipped, size, prompts[skipped:], draws[skipped:], start, requests[skipped * size :]
     )
-    seconds = time.perf_counter() - start
-    output.measure("seconds/sample", seconds)
-    output.measure("tokens/s", sum(len(r.tokens) for r in responses) / seconds)
 
-    output.write("prompts", prompt_table(step, prompts, draws))
-    texts = tokenizer.batch_decode([r.tokens for r in responses], skip_special_tokens=True)
-    output.write("responses", response_table(step, size, requests, responses, texts))
-    metrics = length_metrics(
-        [len(r.tokens) for r in responses], [r.finish_reason == "length" for r in responses]
+
+def sample_groups(
+    config: Config,
+    inputs: Inputs,
+    output: Output,
+    warm: Warm,
+    *,
+    groups: Groups,
+    tokenizer: Any,
+) -> pa.Table:
+    """The table `responses`: finished shards are read, the others sampled and kept one by one."""
+    settings, size = config.rollout, groups.size
+    params = sampling_params(settings)
+    shards = cut(groups.requests, settings.rollout_shard_groups * size, params, config)
+    parts = Parts(output, "responses")
+    found = {s.number: parts.read(s.number) for s in shards} if len(shards) > 1 else {}
+    tables = {number: table for number, table in found.items() if table is not None}
+    missing = [shard for shard in shards if shard.number not in tables]
+    if missing:
+        start = time.perf_counter()
+        engines_for(inputs.run, inputs.step, warm)
+        output.measure("seconds/load", time.perf_counter() - start)
+    watch = Watch(
+        f"{output.stage} {groups.step}",
+        len(groups.requests),
+        sum(table.num_rows for table in tables.values()),
     )
-    metrics |= {
-        "rollout/repetition_frac": repetition_frac(texts),
-        "rollout/dropped_prompts": source.dropped,
-        "rollout/policy_version": step,
+    for number, responses in sampled(
+        warm,
+        missing,
+        where=f"{output.stage}: step {groups.step}",
+        prompt_ids=[prompt.prompt_id for prompt in groups.prompts],
+        size=size,
+    ):
+        shard = shards[number]
+        watch.add(shard, responses)
+        tables[number] = response_table(groups, shard, responses, settings, tokenizer)
+        if len(shards) > 1:
+            parts.commit(number, tables[number])
+    watch.measure(output)
+    return pa.concat_tables([tables[s.number] for s in shards]).combine_chunks()
+
+
+def cut(requests: list[Request], most: int, params: SamplingParams, config: Config) -> list[Shard]:
+    """Shards of `most` requests."""
+    generate = config.rollout.custom_generate_function_path
+    return [
+        Shard(
+            i // most,
+            i,
+            tuple(requests[i : i + most]),
+            params,
+            generate,
+            config.model.hf_checkpoint,
+        )
+        for i in range(0, len(requests), most)
+    ]
+
+
+def rollout_metrics(responses: pa.Table) -> dict[str, float]:
+    """Lengths, truncation, repetition, and whether the sampled distribution was the whole one."""
+    column = rows(responses)
+    return {
+        **length_metrics(column.response_len, column.truncated),
+        "rollout/repetition_frac": repetition_frac(column.response),
+        "rollout/empty_frac": float(np.mean(column.response_len == 0)),
+        "rollout/num_turns": float(np.mean(column.num_turns)),
+        "rollout/full_support": float(np.mean(column.full_support)),
         "rollout/staleness": 0,
     }
-    output.write("metrics", metric_table([metrics]))
 
 
 def seeded_requests(prompts: list[Prompt], size: int, seed: int, step: int) -> list[Request]:
@@ -99,34 +196,6 @@ def sampling_params(settings: RolloutSection) -> SamplingParams:
     )
 
 
-def sample(
-    engine: Engine, requests: list[Request], params: SamplingParams, shard: int
-) -> list[Response]:
-    """Responses in the order of requests, sampled in fixed shards of `shard` requests."""
-    shards = [requests[i : i + shard] for i in range(0, len(requests), shard)]
-    return [response for part in shards for response in engine.sample(part, params)]
-
-
-def engine_for(name: str, run: Run, version: int, warm: Warm) -> Engine:
-    """An engine holding policy `version`; a warm one that holds another is given its weights."""
-    wanted = run.policy_hash(version)
-    if warm.engine is None:
-        warm.engine = open_engine(name)
-    if warm.engine_at != wanted:
-        warm.engine_at = ""
-        warm.engine.load(checked_policy(run, version))
-        warm.engine_at = wanted
-    return warm.engine
-
-
-def checked_policy(run: Run, version: int) -> Path:
-    """Directory of a policy whose weights are those its manifest names; ArtifactError otherwise."""
-    path = run.policy_dir(version)
-    if version > 0 and policy_hash(path) != run.policy_hash(version):
-        raise ArtifactError(f"{path}: weights differ from the manifest that published them")
-    return path
-
-
 def prompts_for(
     settings: DataSection, path: str, expected: str, tokenizer, warm: Warm
 ) -> PromptSource:
@@ -148,13 +217,16 @@ def prompts_for(
     return warm.prompts[path]
 
 
-def prompt_table(step: int, prompts: list[Prompt], draws: list[Draw]):
+def prompt_table(groups: Groups) -> pa.Table:
     """One row a group."""
+    prompts, count = groups.prompts, len(groups.prompts)
+    first = groups.step * IDS_PER_STEP + groups.first
     return PROMPTS.table(
-        group_id=[step * IDS_PER_STEP + i for i in range(len(prompts))],
+        group_id=range(first, first + count),
         prompt_id=[p.prompt_id for p in prompts],
-        epoch=[d.epoch for d in draws],
-        position=[d.position for d in draws],
+        epoch=[d.epoch for d in groups.draws],
+        position=[d.position for d in groups.draws],
+        cursor=range(groups.cursor, groups.cursor + count),
         prompt=[p.text for p in prompts],
         prompt_tokens=[p.tokens for p in prompts],
         prompt_len=[len(p.tokens) for p in prompts],
@@ -163,22 +235,33 @@ def prompt_table(step: int, prompts: list[Prompt], draws: list[Draw]):
 
 
 def response_table(
-    step: int, size: int, requests: list[Request], responses: list[Response], texts: list[str]
-):
-    """One row a response, group after group."""
-    places = range(len(responses))
+    groups: Groups,
+    shard: Shard,
+    responses: Sequence[Sampled],
+    settings: RolloutSection,
+    tokenizer: Any,
+) -> pa.Table:
+    """One row a response of a shard, group after group."""
+    count, size, first = len(responses), groups.size, groups.step * IDS_PER_STEP
+    places = range(groups.first * size + shard.first, groups.first * size + shard.first + count)
+    texts = tokenizer.batch_decode(
+        [r.tokens for r in responses], skip_special_tokens=settings.rollout_skip_special_tokens
+    )
+    is_cut = shard.params.is_truncated or shard.params.min_tokens > 0
     return RESPONSES.table(
-        sample_id=[step * IDS_PER_STEP + i for i in places],
-        group_id=[step * IDS_PER_STEP + i // size for i in places],
+        sample_id=[first + i for i in places],
+        group_id=[first + i // size for i in places],
         sample_index=[i % size for i in places],
-        policy_version=[step for _ in places],
-        seed=[r.seed for r in requests],
+        policy_version=[groups.step] * count,
+        seed=[r.seed for r in shard.requests],
         response=texts,
         tokens=[r.tokens for r in responses],
-        mask=[[True] * len(r.tokens) for r in responses],
+        mask=[r.mask for r in responses],
         rollout_logp=[r.logp for r in responses],
-        response_len=[len(r.tokens) for r in responses],
+        response_len=[sum(r.mask) for r in responses],
         rollout_logp_sum=[float(np.sum(r.logp, dtype=np.float64)) for r in responses],
         finish_reason=[r.finish_reason for r in responses],
         truncated=[r.finish_reason == "length" for r in responses],
+        num_turns=[r.num_turns for r in responses],
+        full_support=[not is_cut] * count,
     )

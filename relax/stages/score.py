@@ -14,6 +14,7 @@ import numpy as np
 from relax.algorithms import rules
 from relax.config import Config
 from relax.schema import SCORES
+from relax.stages.engines import checked_policy
 from relax.stages.metrics import metric_table
 from relax.stages.perform import Inputs, Warm
 from relax.stages.training import learners_before, trainer_options
@@ -31,7 +32,8 @@ def run(config: Config, inputs: Inputs, output: Output, warm: Warm) -> None:
     options = trainer_options(config, temperature=config.rollout.rollout_temperature)
     sequences = response_sequences(inputs.run, inputs.step)
     columns: dict[str, Rows] = {}
-    top_k, likeliest = config.algorithm.opd_log_prob_top_k, None
+    top_k = config.algorithm.opd_log_prob_top_k if "teacher_logp" in wanted else 0
+    likeliest = None
     start = time.perf_counter()
     if wanted & {"old_logp", "value"} or top_k:
         learners = learners_before(
@@ -68,7 +70,7 @@ def run(config: Config, inputs: Inputs, output: Output, warm: Warm) -> None:
 def reference_dir(run: Run, step: int) -> Path:
     """The model that is the reference at `step`: ref_load, or a policy of this run."""
     version = run.config.reference_version(step)
-    return run.policy_dir(version) if version else Path(run.config.model.ref_load)
+    return checked_policy(run, version) if version else Path(run.config.model.ref_load)
 
 
 def frozen(directory: Path, options: TrainerOptions) -> ShardedModel:

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from relax.algorithms import rules
 from relax.config import Config
 from relax.data.rows import content_hash
 from relax.errors import ArtifactError
 from relax.stages.perform import Inputs, Warm
-from relax.store import Output, Run
+from relax.store import Output, Run, rows
 from relax.store.commit import CHECKPOINTS, POLICIES
 from relax.trainer.actor import Actor, TrainerOptions, policy_hash
+from relax.trainer.checkpoint import steps_done
 from relax.trainer.critic import Critic
+from relax.trainer.device import device_type
+from relax.trainer.learner import Learner
+from relax.trainer.options import Dtype
 
 Metrics = list[dict[str, float]]
 
@@ -27,18 +32,24 @@ class Learners:
     actor: Actor
     critic: Critic | None
 
+    @property
+    def parts(self) -> dict[str, Learner]:
+        """Those that there are, by the name of their directory in a checkpoint."""
+        parts: dict[str, Learner] = {"actor": self.actor}
+        return parts if self.critic is None else {**parts, "critic": self.critic}
+
     def save(self, directory: Path) -> None:
         """Write a checkpoint: one directory for each of them, so that they stay in step."""
-        self.actor.save(directory / "actor")
-        if self.critic is not None:
-            self.critic.save(directory / "critic")
+        for name, learner in self.parts.items():
+            learner.save(directory / name)
 
     def restore(self, directory: Path) -> None:
         """Continue from a checkpoint."""
-        self.actor.restore(directory / "actor")
-        if self.critic is not None:
-            self.critic.restore(directory / "critic")
+        for name, learner in self.parts.items():
+            learner.restore(directory / name)
 
+
+STEP_TAKEN = {"actor": "train/lr", "critic": "train/critic-lr"}
 
 Train = Callable[[Learners, int], Metrics]
 """Take the learners through one step of the run; one mapping of metrics per optimizer step."""
@@ -88,7 +99,36 @@ def trainer_options(config: Config, *, temperature: float) -> TrainerOptions:
         max_tokens_per_gpu=u.max_tokens_per_gpu,
         temperature=temperature,
         seed=config.seeds.seed,
+        dtype=_dtype(u.update_dtype),
+        sampling_dtype=_dtype(u.rollout_dtype),
+        replicate=u.num_replicas,
+        recompute_every=u.recompute_every,
+        offload=u.offload,
+        compiled="blocks" if u.compile_blocks else "none",
+        attention=u.attention,
+        only_train_params=u.only_train_params_name_list,
+        freeze_params=u.freeze_params_name_list,
     )
+
+
+def _dtype(setting: Dtype | Literal["auto"]) -> Dtype:
+    """The setting, or what suits this machine."""
+    if setting != "auto":
+        return setting
+    return "bfloat16" if device_type() == "cuda" else "float32"
+
+
+def rebuild_policy(run: Run, version: int, directory: Path) -> None:
+    """Write policy `version` again from the checkpoint of that version.
+
+    Raises ArtifactError when there is none, or it gives another policy than was published.
+    """
+    options = trainer_options(run.config, temperature=run.config.rollout.rollout_temperature)
+    learners = _fresh(run, options)
+    if _restore(learners, run, version) != version:
+        raise ArtifactError(f"{run.root}: no whole checkpoint of policy {version} to rebuild from")
+    _check_redo(learners, run, version)
+    learners.actor.publish(directory, options.sampling_dtype)
 
 
 def checkpoint_due(config: Config, step: int, stage: str) -> bool:
@@ -135,22 +175,43 @@ def _restore(learners: Learners, run: Run, step: int) -> int:
     for version, path, published in run.checkpoints(step):
         if content_hash(path) == published.hash:
             learners.restore(path)
-            _check_in_step(learners, path)
             return version
+        _check_in_step(learners, run, version, path)
         print(f"{path}: damaged; going back to the checkpoint before it", file=sys.stderr)
     return 0
 
 
-def _check_in_step(learners: Learners, path: Path) -> None:
-    """Actor and critic went through the same rollouts, less those that trained the critic alone."""
-    if learners.critic is None:
+def _check_in_step(learners: Learners, run: Run, version: int, path: Path) -> None:
+    """ArtifactError for a checkpoint that is not what was published because its parts are mixed.
+
+    Each part is whole, but they do not stand where the updates before `version` left them.
+    """
+    found = {name: steps_done(path / name) for name in learners.parts}
+    expected = steps_behind(run, version)
+    if None in found.values() or all(found[name] == expected[name] for name in found):
         return
-    actor, critic = learners.actor.step, learners.critic.step
-    if actor > critic:
-        raise ArtifactError(
-            f"{path}: the actor is at optimizer step {actor}, the critic at {critic}: "
-            "they are not of one checkpoint; restore both, or remove it to use the one before"
-        )
+    raise ArtifactError(
+        f"{path}: {_told(found)}; the {version} updates before it left {_told(expected)}: "
+        "its parts are not of one checkpoint; put the right ones back, or remove it to go on from "
+        "the one before"
+    )
+
+
+def steps_behind(run: Run, version: int) -> dict[str, int]:
+    """Optimizer steps that the updates before `version` took of each learner.
+
+    A learning rate is reported for each step that was taken: not for skipped ones, nor for the
+    actor's in rollouts that train the critic alone.
+    """
+    tables = [rows(run.table(step, "update", "metrics")) for step in range(version)]
+    return {
+        name: sum(table.metric.count(metric) for table in tables)
+        for name, metric in STEP_TAKEN.items()
+    }
+
+
+def _told(steps: Mapping[str, int | None]) -> str:
+    return ", ".join(f"{name} at optimizer step {step}" for name, step in steps.items())
 
 
 def _check_redo(learners: Learners, run: Run, version: int) -> None:

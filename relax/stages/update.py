@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,6 +25,7 @@ from relax.config import Config
 from relax.stages.advantage import loaded
 from relax.stages.columns import counted_masks, score_lists
 from relax.stages.metrics import metric_table
+from relax.stages.mismatch import Mismatch, warn
 from relax.stages.perform import Inputs, Warm
 from relax.stages.training import Learners, Metrics, train_and_publish, trainer_options
 from relax.store import Output, Run, rows
@@ -48,23 +50,41 @@ KNOWN_WHEN_SKIPPING = {
 def run(config: Config, inputs: Inputs, output: Output, warm: Warm) -> None:
     """Write the table `metrics` and publish the new policy, with a checkpoint when one is due."""
     options = trainer_options(config, temperature=config.rollout.rollout_temperature)
-    seconds = []
+    seconds, timing = [], {}  # timing: of the last optimizer step
 
     def train(learners: Learners, step: int) -> Metrics:
         start = time.perf_counter()
         metrics = update(learners, config, inputs.run, step)
         seconds.append(time.perf_counter() - start)
+        timing.update(learners.actor.timing)
         return metrics
 
     metrics = train_and_publish(inputs, output, warm, options=options, train=train)
     output.write("metrics", metric_table(metrics))
+    warn(output, inputs.step, metrics[0], config.rollout.rollout_mismatch_warning)
     output.measure("seconds/train", seconds[-1])
+    for name, value in timing.items():
+        output.measure(f"trainer/{name}", value)
     output.measure("updates redone", len(seconds) - 1)
 
 
 def update(learners: Learners, config: Config, run: Run, step: int) -> Metrics:
-    """All optimizer steps of one rollout; the order of its groups is seeded."""
+    """All optimizer steps of one rollout, from its tables."""
     groups = training_groups(run, step, config)
+    return optimizer_steps(
+        learners, config, step, groups, inspect_dir=run.root / "inspect" / f"{step:06d}"
+    )
+
+
+def optimizer_steps(
+    learners: Learners,
+    config: Config,
+    step: int,
+    groups: list[list[TrainSequence]],
+    *,
+    inspect_dir: Path | None = None,
+) -> Metrics:
+    """Cut a rollout's groups, in their seeded order, into optimizer steps and take them."""
     order = group_order(config.seeds.seed, step, len(groups))
     metrics = []
     for place, groups_G in enumerate(np.array_split(order, config.optimizer_steps)):
@@ -81,7 +101,10 @@ def update(learners: Learners, config: Config, run: Run, step: int) -> Metrics:
         if learners.critic is not None:
             found |= critic_step(learners.critic, batch, config, counts)
         if step >= config.algorithm.num_critic_only_steps:
-            found |= actor_step(learners.actor, batch, config, counts, is_first=place == 0)
+            first = place == 0
+            found |= actor_step(
+                learners.actor, batch, config, counts, is_first=first, inspect_dir=inspect_dir
+            )
         metrics.append(found)
     return metrics
 
@@ -93,8 +116,12 @@ def actor_step(
     counts: StepCounts,
     *,
     is_first: bool,
+    inspect_dir: Path | None = None,
 ) -> dict[str, float]:
-    """One optimizer step of the actor. `is_first`: of its rollout, so that the ratio is known."""
+    """One optimizer step of the actor. `is_first`: of its rollout, so that the ratio is known.
+
+    `inspect_dir` gets the batch of a third non-finite step in a row, which ends the run.
+    """
     row, settings = rules.row_of(config), config.algorithm.model_dump()
     custom = loaded(config.algorithm, "custom_loss_path")
     moved = not is_first or config.algorithm.use_rollout_logprobs
@@ -103,9 +130,11 @@ def actor_step(
     bounds = whole_bounds(actor, batch, row, settings, temperature) if bounded and moved else None
     loss = step_loss(row, settings, counts, bounds=bounds, custom_objective=custom)
     trained = moving(batch) if config.update.skip_zero_advantage else batch
-    found = actor.train_step(trained, lambda tensors: LossParts(*loss(tensors)))
+    mismatch = Mismatch()
+    watched = mismatch.watching(lambda tensors: LossParts(*loss(tensors)))
+    found = actor.train_step(trained, watched, inspect_dir=inspect_dir)
     own = bound_metrics(bounds, row) if bounded else {}
-    metrics = _named(found, "train/") | own | overlap_metric(batch, counts)
+    metrics = _named(found, "train/") | own | overlap_metric(batch, counts) | mismatch.metrics()
     if config.update.skip_zero_advantage:
         return {name: metrics[name] for name in metrics if name in KNOWN_WHEN_SKIPPING}
     return metrics

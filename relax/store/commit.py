@@ -53,14 +53,15 @@ class Output:
         *,
         attempt: str,
         key_parts: dict[str, Any],
+        final: Path | None = None,
         rank: int = 0,
         barrier: Callable[[], None] = _alone,
     ) -> None:
         self.root, self.step, self.stage, self.attempt = root, step, stage, attempt
         self.key, self.key_parts = digest(key_parts), key_parts
         self.rank, self.barrier = rank, barrier
-        self.final = step_dir(root, step) / stage
-        self.staging = self.final.parent / f".staging-{stage}-{attempt}"
+        self.final = final or step_dir(root, step) / stage
+        self.staging = self.final.parent / f".staging-{self.final.name}-{attempt}"
         self.tables: dict[str, TableEntry] = {}
         self.published: dict[str, Published] = {}
         self.notes: dict[str, Any] = {}
@@ -168,8 +169,16 @@ class Output:
                 disk.remove_tree(made)
 
 
+def parts_dir(root: Path, step: int, stage: str) -> Path:
+    """RUN/steps/000012/.rollout.parts: finished shards of a stage that is not committed yet."""
+    return step_dir(root, step) / f".{stage}.parts"
+
+
 def sweep(root: Path, committed: Manifest) -> None:
-    """Remove what the other attempts at a committed stage left behind."""
+    """Remove what the attempts at a committed stage left behind, its shards among it."""
+    parts = parts_dir(root, committed.step, committed.stage)
+    if parts.exists():
+        disk.remove_tree(parts)
     for leftover in step_dir(root, committed.step).glob(f".staging-{committed.stage}-*"):
         disk.remove_tree(leftover)
     if committed.policy is None:

@@ -224,14 +224,20 @@ def _refuse_other_run(run: Run, config: Config, sources: dict[str, str]) -> None
     before, after = _keyed(run.config), _keyed(config)
     keyed = {name for name in before if before[name] != after[name]}
     lines = [line for line in changed(run.config, config) if _is_keyed(line, keyed, run.config)]
-    shared = run.sources.keys() & sources.keys()
-    known, found = ({name: s[name] for name in shared} for s in (run.sources, sources))
-    lines += [f"content of {line}" for line in differences(known, found)]
+    lines += [f"content of {line}" for line in differences(*_comparable(run.sources, sources))]
     if lines:
         raise ConfigError(
             f"{run.root}: a run with other settings: {'; '.join(lines)}; "
             "give another --run-dir, or the settings it was made with"
         )
+
+
+def _comparable(old: dict[str, str], new: dict[str, str]) -> tuple[dict, dict]:
+    """Sources of two calls, less held-out prompts where only one call evaluates."""
+    alone = {"eval_prompts"} & (old.keys() ^ new.keys())
+    return {n: h for n, h in old.items() if n not in alone}, {
+        n: h for n, h in new.items() if n not in alone
+    }
 
 
 def _keyed(config: Config) -> dict[str, dict[str, Any]]:

@@ -28,7 +28,7 @@ from relax.trainer.model_files import ModelFiles
 from relax.trainer.options import TrainerOptions
 
 HeadKind = Literal["logp", "value"]
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
 
 def build(
@@ -59,9 +59,9 @@ def construct(model_dir: Path, options: TrainerOptions, head: HeadKind) -> Seque
     config = AutoConfig.from_pretrained(model_dir, local_files_only=True)
     with parameters_on_meta():
         model = AutoModelForCausalLM.from_config(
-            config, dtype=torch.float32, attn_implementation=options.attention
+            config, dtype=master_dtype(options), attn_implementation=options.attention
         )
-        value_head = ValueHead(config.hidden_size)
+        value_head = ValueHead(config.hidden_size, master_dtype(options))
     decoder = cast(PreTrainedModel, model.base_model)
     _refuse_persistent_buffers(model_dir, decoder)
     if head == "value":
@@ -71,6 +71,11 @@ def construct(model_dir: Path, options: TrainerOptions, head: HeadKind) -> Seque
     if config.tie_word_embeddings:
         whole.tie()
     return whole
+
+
+def master_dtype(options: TrainerOptions) -> torch.dtype:
+    """What parameters, gradients and moments are kept in: float32, or what computes if wider."""
+    return torch.promote_types(DTYPES[options.dtype], torch.float32)
 
 
 @contextmanager
@@ -144,7 +149,9 @@ def shard(model: SequenceModel, mesh: DeviceMesh, options: TrainerOptions) -> No
     FSDP2 averages gradients by default; the losses here carry the whole step's denominators, so
     that the ranks' gradients add up.
     """
-    precision = MixedPrecisionPolicy(param_dtype=DTYPES[options.dtype], reduce_dtype=torch.float32)
+    precision = MixedPrecisionPolicy(
+        param_dtype=DTYPES[options.dtype], reduce_dtype=master_dtype(options)
+    )
     offload = OffloadPolicy()
     if options.offload == "cpu":
         offload = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")

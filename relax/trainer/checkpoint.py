@@ -94,6 +94,15 @@ def restore(state: State, directory: Path) -> tuple[int, int]:
     return step, skips
 
 
+def steps_done(directory: Path) -> int | None:
+    """Optimizer steps that a checkpoint has behind it, without restoring it; None if damaged."""
+    if find_fault(directory):
+        return None
+    progress = torch.tensor([0, 0])
+    dcp_load({"progress": progress}, checkpoint_id=directory)
+    return int(progress[0])
+
+
 def newest_whole(root: Path) -> Path:
     """The newest checkpoint (by name) below root that is undamaged; the others are warned of."""
     found = list_checkpoints(root)

@@ -67,9 +67,14 @@ def logit_tile(num_tokens: int, num_words: int, kind: str) -> tuple[int, int]:
     return tokens, max(1, min(num_words, budget // 4 // tokens))
 
 
+def wider(tensor: Tensor) -> torch.dtype:
+    """float32, or the tensor's own dtype where that is wider."""
+    return torch.promote_types(tensor.dtype, torch.float32)
+
+
 def add_product(total_ij: Tensor, left_ik: Tensor, right_kj: Tensor) -> None:
-    """total += left @ right in place; total is float32 whatever the factors are."""
-    if left_ik.dtype == torch.float32:
+    """total += left @ right in place; total is at least float32 whatever the factors are."""
+    if left_ik.dtype == right_kj.dtype == total_ij.dtype:
         total_ij.addmm_(left_ik, right_kj)
     else:
         total_ij += left_ik @ right_kj
@@ -77,7 +82,7 @@ def add_product(total_ij: Tensor, left_ik: Tensor, right_kj: Tensor) -> None:
 
 def wide_logits(hidden_nH: Tensor, weight_vH: Tensor) -> Tensor:
     """hidden @ weight.T in float32, also from bfloat16 factors: logits are not rounded."""
-    if hidden_nH.dtype == torch.float32:
+    if hidden_nH.dtype == wider(hidden_nH):
         return hidden_nH @ weight_vH.T
     if hidden_nH.is_cuda:
         return torch.mm(hidden_nH, weight_vH.T, out_dtype=torch.float32)

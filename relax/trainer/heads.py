@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from relax.trainer.device import wider
 from relax.trainer.logprob import linear_logp, top_words
 
 
@@ -38,13 +39,14 @@ class ValueHead(nn.Module):
     hf_name = "score.weight"
     outputs = ("value",)
 
-    def __init__(self, hidden_size: int) -> None:
+    def __init__(self, hidden_size: int, dtype: torch.dtype) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(1, hidden_size, dtype=torch.float32))
+        self.weight = nn.Parameter(torch.empty(1, hidden_size, dtype=dtype))
 
     def forward(self, hidden_NH: Tensor) -> tuple[Tensor]:
-        """value_N, float32."""
-        return ((hidden_NH @ self.weight[0]).float(),)
+        """value_N, float32 (float64 from float64): a product of its own, not a view of one."""
+        wide = wider(hidden_NH)
+        return (torch.mv(hidden_NH.to(wide), self.weight[0].to(wide)),)
 
 
 class SequenceModel(nn.Module):

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from relax.errors import TrainingError
 from relax.trainer import checkpoint, publish
 from relax.trainer.batch import MicroBatch
 from relax.trainer.device import peak_flops, peak_memory_gib
@@ -27,7 +28,7 @@ from relax.trainer.timing import Stopwatch, step_flops
 SKIPS_IN_A_ROW = 3
 
 
-class NonFiniteError(ArithmeticError):
+class NonFiniteError(TrainingError):
     """Loss or gradient was not finite for several optimizer steps in a row."""
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from relax.trainer.device import add_product, logit_tile, wide_logits
+from relax.trainer.device import add_product, logit_tile, wide_logits, wider
 
 
 def linear_logp(
@@ -15,9 +15,9 @@ def linear_logp(
 ) -> tuple[Tensor, Tensor]:
     """Log-probability of the target and entropy of softmax(hidden @ weight.T / temperature).
 
-    Returns float32 logp_N and entropy_N (nats). Both are differentiable with respect to hidden
-    and weight; the backward pass computes the logits again, tile by tile, from the saved
-    log-sum-exp: with p = softmax(z) and H the entropy,
+    Returns float32 logp_N and entropy_N (nats; float64 from float64). Both are differentiable with
+    respect to hidden and weight; the backward pass computes the logits again, tile by tile, from
+    the saved log-sum-exp: with p = softmax(z) and H the entropy,
     d logp / d z = onehot(target) - p and d H / d z = -p (log p + H).
     """
     return _LinearLogp.apply(hidden_NH, weight_VH, target_N, temperature)
@@ -31,7 +31,7 @@ def top_words(
     words, logps = [], []
     for tokens in _tiles(len(hidden_NH), tile_tokens):
         hidden_nH = hidden_NH[tokens]
-        best_nk = hidden_nH.new_empty((len(hidden_nH), 0), dtype=torch.float32)
+        best_nk = hidden_nH.new_empty((len(hidden_nH), 0), dtype=wider(hidden_nH))
         word_nk = torch.empty_like(best_nk, dtype=torch.int64)
         for tile in _tiles(len(weight_VH), tile_words):
             logits_nv = _logits(hidden_nH, weight_VH[tile], temperature)
@@ -50,7 +50,8 @@ class _LinearLogp(torch.autograd.Function):
     @staticmethod
     def forward(ctx, hidden_NH, weight_VH, target_N, temperature):
         tile_tokens, _ = _tile_shape(hidden_NH, weight_VH)
-        logp_N = hidden_NH.new_empty(len(hidden_NH), dtype=torch.float32)
+        wide = wider(hidden_NH)
+        logp_N = hidden_NH.new_empty(len(hidden_NH), dtype=wide)
         entropy_N = torch.empty_like(logp_N)
         lse_N = torch.empty_like(logp_N)
         for tokens in _tiles(len(hidden_NH), tile_tokens):
@@ -58,7 +59,7 @@ class _LinearLogp(torch.autograd.Function):
                 hidden_NH[tokens], weight_VH, temperature
             )
             target_nH = weight_VH[target_N[tokens]]
-            score_n = (hidden_NH[tokens].float() * target_nH.float()).sum(-1) / temperature
+            score_n = (hidden_NH[tokens].to(wide) * target_nH.to(wide)).sum(-1) / temperature
             logp_N[tokens] = score_n - lse_N[tokens]
         ctx.save_for_backward(hidden_NH, weight_VH, target_N, lse_N, entropy_N)
         ctx.temperature = temperature
@@ -72,11 +73,11 @@ class _LinearLogp(torch.autograd.Function):
         if grad_logp_N is None:
             grad_logp_N = torch.zeros_like(lse_N)
         tile_tokens, tile_words = _tile_shape(hidden_NH, weight_VH)
-        grad_hidden_NH = torch.zeros_like(hidden_NH, dtype=torch.float32)
+        grad_hidden_NH = torch.zeros_like(hidden_NH, dtype=wider(hidden_NH))
         # A frozen head needs no gradient, and no memory for one.
         grad_weight_VH = None
         if ctx.needs_input_grad[1]:
-            grad_weight_VH = torch.zeros_like(weight_VH, dtype=torch.float32)
+            grad_weight_VH = torch.zeros_like(weight_VH, dtype=wider(weight_VH))
             grad_weight_VH.index_add_(0, target_N, grad_logp_N[:, None] * hidden_NH)
         for tokens in _tiles(len(hidden_NH), tile_tokens):
             hidden_nH, grad_logp_n = hidden_NH[tokens], grad_logp_N[tokens]
@@ -110,7 +111,7 @@ def _lse_and_entropy(
     Shifted by m the two terms stay small where the distribution is peaked, and so does the error.
     """
     # Finite, unlike -inf: (max - new max) * 0 must be 0.
-    max_n = hidden_nH.new_full((len(hidden_nH),), -1e30, dtype=torch.float32)
+    max_n = hidden_nH.new_full((len(hidden_nH),), -1e30, dtype=wider(hidden_nH))
     sum_n = torch.zeros_like(max_n)
     weighted_n = torch.zeros_like(max_n)
     for words in _tiles(len(weight_VH), _tile_shape(hidden_nH, weight_VH)[1]):

@@ -7,6 +7,7 @@ from relax.errors import ConfigError
 
 Decay = Literal["constant", "linear", "cosine"]
 Dtype = Literal["float32", "bfloat16"]
+ComputeDtype = Literal["float32", "bfloat16", "float64"]
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,7 @@ class TrainerOptions:
     instead (0: use max_tokens_per_gpu). row_tokens: width of the rows that sequences are packed
     into (0: chosen); attention costs row width per token.
     dtype: of the computation; parameters and gradients are float32 master copies either way.
+    float64 is for proofs on a CPU: parameters, gradients and optimizer state are float64 then, too.
     sampling_dtype: of the published weights and of their hash.
     replicate: groups of ranks that each hold the whole model between them (usually one a node);
     the ranks must be a multiple of it.
@@ -46,7 +48,7 @@ class TrainerOptions:
     micro_batch_size: int = 0
     row_tokens: int = 0
     seed: int = 0
-    dtype: Dtype = "float32"
+    dtype: ComputeDtype = "float32"
     sampling_dtype: Dtype = "float32"
     replicate: int = 1
     recompute_every: int = 0

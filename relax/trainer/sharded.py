@@ -67,7 +67,7 @@ class ShardedModel:
         return lay_out(sequences, row_tokens, self.device)
 
     def outputs(self, batch: MicroBatch, temperature: float) -> dict[str, Tensor]:
-        """The head's float32 outputs at the N response tokens, by name."""
+        """The head's outputs at the N response tokens, by name; float64 from a float64 model."""
         head = self.module.head
         arguments = (batch.target_N, temperature) if "logp" in head.outputs else ()
         values = self.module(batch.token_RL, batch.position_RL, batch.source_N, *arguments)
@@ -81,7 +81,7 @@ class ShardedModel:
         for members, batch in self._forward_only(sequences):
             with torch.no_grad():
                 values_N = self.outputs(batch, temperature)[output]
-            rows = batch.unpack(values_N).cpu().numpy()
+            rows = batch.unpack(values_N).float().cpu().numpy()
             for row, index in zip(rows, members, strict=True):
                 mine[index] = row[: sequences[index].response_len].copy()
         return self._in_order(mine, len(sequences))

@@ -30,6 +30,7 @@ import relax.stages.update  # noqa: F401
 from flows import train  # noqa: F401
 from relax.cli import main
 from relax.engines.embedded import TransformersEngine
+from relax.errors import ArtifactError
 from relax.stages.training import trainer_options
 from relax.store import Run, disk
 from relax.store.arrow import content_hash
@@ -107,7 +108,7 @@ def drift() -> None:
     def restore(self: Actor, directory: Path) -> None:
         whole(self, directory)
         with torch.no_grad():
-            next(iter(self._weights.values())).mul_(1 + 1e-6)
+            next(iter(self._state().weights.values())).mul_(1 + 1e-6)
 
     Actor.restore = restore
 
@@ -174,9 +175,12 @@ def _state(run: Run, checkpoint: Path) -> str:
     options = trainer_options(run.config, temperature=1.0)
     model = Path(run.config.model.hf_checkpoint)
     actor = Actor.load(model, options, num_schedule_steps=run.schedule_steps)
-    actor.restore(checkpoint)
+    try:
+        actor.restore(checkpoint / "actor")
+    except ArtifactError as error:
+        return str(error)
     digest = hashlib.sha256()
-    _feed(digest, actor._state())
+    _feed(digest, actor._state().tensors())
     digest.update(str(actor.step).encode())
     return digest.hexdigest()
 

@@ -181,7 +181,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_serves(lab, run_dir
 
 
 def harm(checkpoint: Path, damage: str) -> None:
-    data = checkpoint / "__0_0.distcp"
+    (data,) = checkpoint.rglob("__0_0.distcp")
     if damage == "truncated":
         data.write_bytes(data.read_bytes()[:-100])
     elif damage == "same-size":

@@ -45,7 +45,7 @@ CHANGES = {
     "opd_kl_coef": ("grpo", OPD, 0.5),
     "opd_only_reward": ("grpo", OPD, True),
 }
-ELSEWHERE = {  # in the tests of the stages, of the rules and of docs/adding_an_algorithm.md
+ELSEWHERE = {  # in the tests of stages and flows, of the rules and of docs/adding_an_algorithm.md
     "advantage_estimator",
     "num_critic_only_steps",
     "ref_update_interval",

@@ -29,7 +29,7 @@ def model(tmp_path_factory):
 
 @pytest.fixture
 def start(model, tmp_path):
-    """A new run with these settings; returns (do one stage, the run)."""
+    """A new run with these settings; returns (do one stage of step 0, the run)."""
 
     def started(**given):
         root, base = model
@@ -50,7 +50,7 @@ def start(model, tmp_path):
         rules.check(config)
         run = Run.start(config, fingerprints(config), about(10))
         warm = Warm()
-        return (lambda name, step=0: perform(str(run.root), step, name, "a1", warm)), run
+        return (lambda name: perform(str(run.root), 0, name, "a1", warm)), run
 
     return started
 

@@ -81,6 +81,12 @@ def test_an_evaluation_may_be_added_and_left_out(tmp_path):
         start(tmp_path, sources={**SOURCES, "eval_prompts": "f"}, eval_prompt_data="x")
 
 
+def test_another_source_is_refused(tmp_path):
+    begun(tmp_path)
+    with pytest.raises(ConfigError, match='content of reference: null -> "r"'):
+        start(tmp_path, sources={**SOURCES, "reference": "r"})
+
+
 def test_until_something_is_committed_any_settings_are_accepted(tmp_path):
     """A first attempt that failed has not to be deleted by hand."""
     start(tmp_path, lr=1e-4)

@@ -1,0 +1,35 @@
+"""Functions for --custom-generate-function-path that go wrong on the prompt `003=`."""
+
+import os
+import signal
+import time
+
+UNLUCKY = "003="
+
+
+def is_unlucky(conversation):
+    return conversation.tokenizer.decode(conversation.prompt_tokens) == UNLUCKY
+
+
+async def dies(conversation):
+    if is_unlucky(conversation):
+        os.kill(os.getpid(), signal.SIGKILL)
+    await conversation.sample()
+
+
+async def hangs(conversation):
+    if is_unlucky(conversation):
+        time.sleep(1000)
+    await conversation.sample()
+
+
+async def needs_memory(conversation):
+    if is_unlucky(conversation):
+        raise MemoryError("no more of it")
+    await conversation.sample()
+
+
+async def has_a_bug(conversation):
+    if is_unlucky(conversation):
+        raise ZeroDivisionError("oops")
+    await conversation.sample()
