@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from relax.config import Config
+from relax.stages import is_round
 from slurm.resources import Resources
 from slurm.site import Site, load_site
 from slurm.submit import Order
@@ -31,6 +32,9 @@ def gang(config: Config, planned: Sequence[str], stage: str) -> tuple[str, ...]:
 
 
 def _together(config: Config, one: str, other: str) -> bool:
+    """Rounds stay alone: how many a step needs is known only as they are committed."""
+    if is_round(one) or is_round(other):
+        return False
     same = config.allocation_of(one) == config.allocation_of(other)
     return same and config.placement_of(one) == config.placement_of(other) == "job"
 
