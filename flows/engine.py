@@ -42,10 +42,19 @@ def run_in_prefect(run: Run, config: str, overrides: dict[str, Any] | None) -> S
     try:
         run(loaded, stage, around)
     except Stopped as stopped:
-        if not cancelling.is_set():
+        if not cancelling.is_set() and not asked_to_cancel():  # a worker's TERM may come first
             raise
         return Cancelled(message=str(stopped))
     return None
+
+
+def asked_to_cancel() -> bool:
+    """Whether the server says that this flow run is to be cancelled."""
+    context = FlowRunContext.get()
+    assert context is not None and context.flow_run is not None
+    with get_client(sync_client=True) as client:
+        state = client.read_flow_run(context.flow_run.id).state
+    return state is not None and state.is_cancelling()
 
 
 def link(session: Session) -> None:

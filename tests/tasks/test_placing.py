@@ -47,6 +47,18 @@ def test_inline_stage_in_between_parts_a_gang():
     assert gang(placed, STEP, "score") == ("score",)
 
 
+def test_rounds_of_dynamic_sampling_stay_alone():
+    placed = config(rollout_allocation="gpu", reward_allocation="gpu")
+    step = ["rollout.1", "reward.1", "rollout", "reward"]
+    assert [gang(placed, step, stage) for stage in step] == [
+        ("rollout.1",),
+        ("reward.1",),
+        ("rollout", "reward"),
+        ("rollout", "reward"),
+    ]
+    assert gang(placed, step, "rollout.2") == ("rollout.2",)
+
+
 def test_stage_that_no_plan_knows_is_alone():
     assert gang(config(update_allocation="gpu"), [], "update") == ("update",)
 
@@ -54,6 +66,7 @@ def test_stage_that_no_plan_knows_is_alone():
 def test_plan_is_what_the_flows_own_loop_asks_for():
     class Session:
         config = load_config(None, {"num_rollout": 2, "eval_prompt_data": "x", "eval_interval": 1})
+        run = None
 
     step = ["evaluate", "rollout", "reward", "advantage", "update"]
     assert planned(train_steps, Session()) == {0: step, 1: step, 2: ["evaluate"]}
