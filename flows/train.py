@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import nullcontext
 from typing import Any
 
@@ -12,7 +13,7 @@ from flows.engine import cancel_run_jobs, run_in_prefect
 from flows.launch import Around, Do, launch
 from relax.algorithms import rules
 from relax.config import Config
-from relax.stages.rounds import rounds
+from relax.stages.rounds import is_dynamic, rounds
 from tasks.session import Session
 
 
@@ -22,7 +23,7 @@ def steps(session: Session, do: Do) -> None:
     for step in range(config.run.num_rollout):
         if evaluation_due(config, step):
             do(session, step, "evaluate")
-        for number in rounds(config, session.run, step):  # dynamic sampling; none without it
+        for number in sampling_rounds(session, step):
             do(session, step, f"rollout.{number}")
             do(session, step, f"reward.{number}")
         do(session, step, "rollout")
@@ -33,6 +34,11 @@ def steps(session: Session, do: Do) -> None:
         do(session, step, "update")
     if config.evaluate.eval_prompt_data:
         do(session, config.run.num_rollout, "evaluate")
+
+
+def sampling_rounds(session: Session, step: int) -> Iterable[int]:
+    """The rounds of dynamic sampling that a step needs, each told when it is asked for."""
+    return rounds(session.config, session.run, step) if is_dynamic(session.config) else ()
 
 
 def evaluation_due(config: Config, step: int) -> bool:

@@ -27,7 +27,7 @@ class Parts:
         self._folder = parts_dir(output.root, output.step, output.stage) / output.key
 
     def read(self, shard: int) -> pa.Table | None:
-        """A finished shard, copied into memory; None where it is to be made.
+        """A finished shard, memory-mapped; None where it is to be made.
 
         One that is damaged is removed: it can be made again, to the bit.
         """

@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from pathlib import Path
 
 UNLUCKY = "003="
 
@@ -23,10 +24,9 @@ async def hangs(conversation):
     await conversation.sample()
 
 
-async def needs_memory(conversation):
-    if is_unlucky(conversation):
-        raise MemoryError("no more of it")
-    await conversation.sample()
+async def tells_its_process_and_hangs(conversation):
+    Path(os.environ["TALK_MARKER"]).write_text(str(os.getpid()))
+    time.sleep(1000)
 
 
 async def has_a_bug(conversation):

@@ -1,6 +1,11 @@
 """Engines in processes of their own: the same responses, and what is told when one goes wrong."""
 
+import json
+import os
 import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -72,6 +77,48 @@ def test_no_engine_outlives_the_stage(start, tmp_path):
     process = warm.engine._children[0].process
     warm.engine._children[0].pipe.close()
     assert process.wait(timeout=60) == 0
+
+
+KILLED = """
+import json, sys
+from rollout_cases import begin, do
+do(begin(json.loads(sys.argv[1])))
+"""
+
+
+@pytest.mark.integration
+def test_no_engine_outlives_a_killed_stage(base_settings, tmp_path):
+    """It would hold its GPUs for as long as its shard takes."""
+    marker = tmp_path / "marker"
+    settings = {
+        **base_settings,
+        "rollout_num_engines": 1,
+        "custom_generate_function_path": f"{TALK}:tells_its_process_and_hangs",
+    }
+    environment = os.environ | {"TALK_MARKER": str(marker)}
+    killed = subprocess.Popen([sys.executable, "-c", KILLED, json.dumps(settings)], env=environment)
+    wait_until(lambda: marker.exists() and marker.read_text())
+    engine = int(marker.read_text())
+    assert runs(engine)
+    killed.kill()
+    killed.wait()
+    wait_until(lambda: not runs(engine))
+
+
+def runs(pid: int) -> bool:
+    """A process that is there, and not as a zombie that nobody waited for."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_until(happened) -> None:
+    for _ in range(1200):
+        if happened():
+            return
+        time.sleep(0.1)
+    raise AssertionError("not in two minutes")
 
 
 @pytest.mark.parametrize(
