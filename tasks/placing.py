@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from relax.config import Config
+from relax.stages import is_round
 from slurm.resources import Resources
 from slurm.site import Site, load_site
 from slurm.submit import Order
@@ -31,6 +32,8 @@ def gang(config: Config, planned: Sequence[str], stage: str) -> tuple[str, ...]:
 
 
 def _together(config: Config, one: str, other: str) -> bool:
+    if is_round(one) != is_round(other):
+        return False  # whether another round comes between them is not known when they are planned
     same = config.allocation_of(one) == config.allocation_of(other)
     return same and config.placement_of(one) == config.placement_of(other) == "job"
 

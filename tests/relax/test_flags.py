@@ -80,7 +80,7 @@ def test_texts_become_the_fields_type(words, field, value):
         (["--num-rollout", "0"], "--num-rollout = '0': input should be greater than 0"),
         (
             ["--rollout-engine", "sglang"],
-            "--rollout-engine = 'sglang': input should be 'transformers' or 'vllm'",
+            "--rollout-engine = 'sglang': input should be 'transformers', 'vllm' or 'external'",
         ),
     ],
 )

@@ -37,6 +37,7 @@ def prompts(step):
         prompt_id=ids,
         epoch=[step // 2] * 2,
         position=ids,
+        cursor=ids,
         prompt=[f"{i}+1=" for i in ids],
         prompt_tokens=[[5, 6], [5, 7]],
         prompt_len=[2, 2],
@@ -60,6 +61,8 @@ def responses(step):
         rollout_logp_sum=[-float(n) for n in lengths],
         finish_reason=["length" if n == 4 else "stop" for n in lengths],
         truncated=[n == 4 for n in lengths],
+        num_turns=[1] * len(lengths),
+        full_support=[True] * len(lengths),
     )
 
 

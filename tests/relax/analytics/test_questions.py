@@ -72,6 +72,7 @@ def test_a_prompt_drawn_twice_in_an_epoch_and_a_gap_are_seen(own_run):
         prompt_id=[0],
         epoch=[1],
         position=[3],
+        cursor=[3],
         prompt=["0+1="],
         prompt_tokens=[[5]],
         prompt_len=[1],

@@ -129,7 +129,7 @@ def test_lists_are_lists_of_numbers(opened):
         (
             "SELECT * FROM respnses",
             "respnses: no such view; did you mean responses?; views: responses, groups, steps, "
-            "metrics, timing, prompts, evals, jobs",
+            "metrics, timing, prompts, candidates, evals, jobs",
         ),
         ("SELEC 1", 'Parser Error: syntax error at or near "SELEC"'),
     ],

@@ -76,8 +76,8 @@ def test_memory_of_a_rank(small):
     per_rank = size.num_parameters * 4 / 8
     assert f"weights {in_bytes(per_rank)}, gradients {in_bytes(per_rank)}" in facts["training"]
     assert f"optimizer {in_bytes(2 * per_rank)}" in facts["training"]
-    # 2 bytes x 256 responses x 1,280 tokens x (2 x 28 layers x 8 heads x 128)
-    assert facts["sampling"].endswith("at most 35.0 GiB")
+    # 2 bytes x 128 responses x 1,280 tokens x (2 x 28 layers x 8 heads x 128)
+    assert facts["sampling"].endswith("at most 17.5 GiB")
     assert "reference" not in facts
     with_reference = load_config(None, {"ref_load": str(small), "use_kl_loss": True})
     found = memory(with_reference, size, ranks=1, gpu=True)
@@ -91,7 +91,7 @@ def test_the_cache_is_bounded_by_the_models_context(small):
     size = model_size(small)
     assert size.cache_values_per_token == 57_344
     short = ModelSize(**{**vars(size), "context_len": 640})
-    assert memory(Config(), short, ranks=1, gpu=True)["sampling"].endswith("at most 17.5 GiB")
+    assert memory(Config(), short, ranks=1, gpu=True)["sampling"].endswith("at most 8.8 GiB")
 
 
 def test_batches():

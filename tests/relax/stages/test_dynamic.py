@@ -1,5 +1,7 @@
 """Rounds of dynamic sampling: how many, what they keep, and a group's absence explained in SQL."""
 
+from types import SimpleNamespace
+
 import pytest
 from rollout_cases import (
     begin,
@@ -12,6 +14,8 @@ from rollout_cases import (
 )
 
 from flows import train
+from flows.launch import planned
+from flows.preview import preview
 from relax.analytics import open_run
 from relax.data.seeds import response_seed
 from relax.errors import ArtifactError, ConfigError
@@ -20,6 +24,7 @@ from relax.stages.filters import FILTERS, is_named, load_filter
 from relax.stages.rounds import first_draw, num_rounds, rounds
 from relax.store import rows
 from tasks import stage
+from tasks.placing import gang
 
 SPREAD = '''
 def reward(response_text, label):
@@ -231,3 +236,22 @@ def test_without_a_filter_there_are_no_rounds(start):
 def test_planning_sees_one_round(stage_model, tmp_path):
     run = begin(dynamic(stage_model, tmp_path, LABELS))
     assert list(rounds(run.config, run, 0)) == [1]
+
+
+def test_a_job_ends_where_the_number_of_rounds_is_decided(stage_model, tmp_path):
+    settings = dynamic(stage_model, tmp_path, LABELS, placement="job", executor="slurm")
+    allocation = {"gpus_per_node": 1}
+    config = load_config(
+        None,
+        {
+            **settings,
+            "allocations": {"one": allocation},
+            **{f"{s}_allocation": "one" for s in ("rollout", "reward", "advantage", "update")},
+        },
+    )
+    plan = planned(train.steps, SimpleNamespace(config=config, run=begin(settings)))[0]
+    assert plan == ["rollout.1", "reward.1", "rollout", "reward", "advantage", "update"]
+    assert gang(config, plan, "rollout.1") == ("rollout.1", "reward.1")
+    assert gang(config, plan, "rollout") == ("rollout", "reward", "advantage", "update")
+    assert gang(config, plan, "reward.2") == ("reward.2",)
+    assert "rollout.1 + reward.1, step 0" in preview(config, train.steps)

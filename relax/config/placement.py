@@ -7,7 +7,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from relax.section import NonNegative, NonNegativeInt, Placement, PositiveInt, Section, unkeyed
+from relax.config.fields import (
+    NonNegative,
+    NonNegativeInt,
+    Placement,
+    PositiveInt,
+    Section,
+    unkeyed,
+)
 
 
 class PlacementSection(Section):
