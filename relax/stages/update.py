@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -129,10 +130,17 @@ def actor_step(
     loss = step_loss(row, settings, counts, bounds=bounds, custom_objective=custom)
     trained = moving(batch) if config.update.skip_zero_advantage else batch
     mismatch = Mismatch()
-    watched = mismatch.watching(lambda tensors: LossParts(*loss(tensors)))
+
+    def parts(tensors: Mapping[str, torch.Tensor]) -> LossParts:
+        return LossParts(*loss(tensors))
+
+    hidden = config.algorithm.use_rollout_logprobs  # the trainer's own are not known then
+    watched = parts if hidden else mismatch.watching(parts)
     found = actor.train_step(trained, watched, inspect_dir=inspect_dir)
     own = bound_metrics(bounds, row) if bounded else {}
-    metrics = _named(found, "train/") | own | overlap_metric(batch, counts) | mismatch.metrics()
+    metrics = _named(found, "train/") | own | overlap_metric(batch, counts)
+    if not hidden:
+        metrics |= mismatch.metrics()
     if config.update.skip_zero_advantage:
         return {name: metrics[name] for name in metrics if name in KNOWN_WHEN_SKIPPING}
     return metrics

@@ -173,12 +173,15 @@ def made_rollout(run: Run, step: int, rng: np.random.Generator, *, kept: int | N
         rollout_logp_sum=[0.0] * count,
         finish_reason=["length" if length == limit else "stop" for length in length_B],
         truncated=[length == limit for length in length_B],
+        num_turns=[1] * count,
+        full_support=[True] * count,
     )
     asked = PROMPTS.table(
         group_id=groups,
         prompt_id=list(range(num_groups)),
         epoch=[0] * num_groups,
         position=list(range(num_groups)),
+        cursor=list(range(num_groups)),
         prompt=["?"] * num_groups,
         prompt_tokens=prompts,
         prompt_len=[4] * num_groups,

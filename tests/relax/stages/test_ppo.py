@@ -14,10 +14,10 @@ from relax.stages.perform import Warm
 from relax.stages.training import learners_before, steps_behind, trainer_options
 from relax.store import Run, rows
 
-DIGITS = '''
-def digits(response_text: str, label: str) -> float:
-    """Share of the characters that are digits."""
-    return sum(c.isdigit() for c in response_text) / max(len(response_text), 1)
+LETTERS = '''
+def letters(response_text: str, label: str) -> float:
+    """Share of the characters that are no digits."""
+    return 1 - sum(c.isdigit() for c in response_text) / max(len(response_text), 1)
 '''
 PPO = {"advantage_estimator": "ppo"}
 STAGES_OF_PPO = ["rollout", "reward", "score", "advantage", "update"]
@@ -25,21 +25,21 @@ STAGES_OF_PPO = ["rollout", "reward", "score", "advantage", "update"]
 
 @pytest.fixture(scope="module")
 def settings(models, task, tmp_path_factory):
-    verifier = tmp_path_factory.mktemp("verifier") / "digits.py"
-    verifier.write_text(DIGITS)
+    verifier = tmp_path_factory.mktemp("verifier") / "letters.py"
+    verifier.write_text(LETTERS)
 
     def make(name="run", **changed):
-        changed = {**PPO, "custom_rm_path": f"{verifier}:digits", **changed}
+        changed = {**PPO, "custom_rm_path": f"{verifier}:letters", **changed}
         return settings_of(models, task, tmp_path_factory.mktemp("runs") / name, **changed)
 
     return make
 
 
 def test_the_critics_loss_falls(settings):
-    run = train(settings(num_rollout=8, critic_lr=3e-3, rollout_batch_size=16, lr=1e-5))
+    run = train(settings(num_rollout=8, critic_lr=1e-2, rollout_batch_size=16, lr=1e-5))
     losses = [metrics_of(run, step)[0]["train/critic-value_loss"] for step in range(8)]
-    assert np.mean(losses[-2:]) < 0.7 * np.mean(losses[:2]), losses
-    assert {metrics_of(run, step)[0]["train/critic-lr"] for step in range(8)} == {3e-3}
+    assert np.mean(losses[-2:]) < 0.5 * np.mean(losses[:2]), losses
+    assert {metrics_of(run, step)[0]["train/critic-lr"] for step in range(8)} == {1e-2}
 
 
 def plain_gae(reward, values, gamma, lambd):

@@ -80,9 +80,15 @@ KNOBS = [
     ({}, "global_batch_size", 8),
     ({}, "num_steps_per_rollout", 2),
     (TWO, "seed", 77),
+    ({}, "update_dtype", "bfloat16"),
+    ({}, "rollout_dtype", "bfloat16"),
+    ({}, "only_train_params_name_list", ("norm",)),
+    ({}, "freeze_params_name_list", ("embed",)),
 ]  # fmt: skip
 
-BITS_ONLY = {"micro_batch_size": 1, "max_tokens_per_gpu": 16}  # how a step is cut: test_split.py
+# How a step is cut and computed: it may change last bits, hence the key, and no more (test_split.py
+# and the trainer's own tests).
+BITS_ONLY = {"micro_batch_size": 1, "max_tokens_per_gpu": 40, "recompute_every": 1}
 ELSEWHERE = {
     "opd_log_prob_top_k": "a metric only",
     "use_kl_loss": "kl_loss_coef is 0 without it, and with that at 0 it is a metric only",
@@ -93,6 +99,11 @@ ELSEWHERE = {
     "custom_loss_path": "tests/relax/test_custom.py",
     "custom_reward_post_process_path": "tests/relax/test_custom.py",
     "use_dynamic_global_batch_size": "not built",
+    "skip_zero_advantage": "what it leaves out moves nothing: test_skipping.py",
+    "num_replicas": "needs several ranks: tests/relax/trainer/test_ranks.py",
+    "offload": "tests/relax/trainer/test_ranks.py",
+    "compile_blocks": "needs a compiler: tests/relax/trainer",
+    "attention": "needs a CUDA device",
 }
 
 
