@@ -63,12 +63,9 @@ def train_and_publish(
     learners = learners_before(run, step, warm, options, train)
     warm.learners_at = ""  # whole again only when this step is committed
     metrics = train(learners, step)
-    actor = learners.actor
-    weights = actor.weights_hash()
 
     def write_policy(directory: Path) -> str:
-        actor.publish(directory, options.sampling_dtype)
-        return weights
+        return learners.actor.publish(directory, options.sampling_dtype)
 
     def write_checkpoint(directory: Path) -> str:
         learners.save(directory)
