@@ -73,7 +73,7 @@ def configuration_page() -> str:
         "not what: they may change in a run that has begun.",
         "",
         "```",
-        "relax check recipes/gsm8k_cpu.toml --lr 1e-5",
+        "relax check recipes/gsm8k_cpu.toml --prompt-data gsm8k/train.jsonl --lr 1e-5",
         "```",
     ]
     for name, section in sections().items():
