@@ -11,7 +11,7 @@ from relax.trainer import checkpoint, publish
 from relax.trainer.actor import Actor, NonFiniteError, TrainerOptions, policy_hash
 from relax.trainer.critic import Critic
 from relax.trainer.sequences import LossParts
-from relax.trainer.sharded import ShardedModel, score_logp
+from relax.trainer.sharded import ShardedModel
 from relax.trainer.timing import step_flops
 
 OPTIONS = TrainerOptions(lr=1e-3, max_tokens_per_gpu=60)
@@ -140,7 +140,7 @@ def test_scoring_between_restores_sees_the_restored_weights(tied_dir, tmp_path):
 
 def test_reference_scores_equal_the_actors(tied_dir):
     sequences = make_sequences(6)
-    rows = score_logp(tied_dir, sequences, temperature=0.7, options=OPTIONS)
+    rows = ShardedModel(tied_dir, OPTIONS, "logp").rows(sequences, "logp", 0.7)
     for row, expected in zip(rows, load(tied_dir).logp(sequences, 0.7), strict=True):
         np.testing.assert_array_equal(row, expected)
 
