@@ -89,15 +89,15 @@ def may_run(seen: Seen) -> bool:
     return not isinstance(verdict, Failed) and seen.state not in ENDED
 
 
+def log_files(folder: Path) -> list[Path]:
+    """The logs of a job: its own, or one a rank or array task."""
+    return [log for log in [folder / LOG, *sorted(folder.glob("*_log.out"))] if log.exists()]
+
+
 def log_tail(folder: Path, num_lines: int) -> str:
     """The last lines of a job's log."""
-    logs = [folder / LOG, *sorted(folder.glob("*_log.out"))]
-    lines = [
-        line
-        for log in logs
-        if log.exists()
-        for line in log.read_text(errors="replace").splitlines()
-    ]
+    logs = log_files(folder)
+    lines = [line for log in logs for line in log.read_text(errors="replace").splitlines()]
     return "\n".join(lines[-num_lines:]) or "(it wrote nothing)"
 
 

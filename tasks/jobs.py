@@ -14,7 +14,8 @@ from relax.store import Manifest, disk
 from relax.store.commit import step_dir
 from slurm import records
 from slurm.errors import JobError
-from slurm.jobs import Job, attempts
+from slurm.jobs import Job, attempts, log_files
+from slurm.log import LogReader
 from slurm.outcome import Failed, Outcome, Requeued
 from slurm.submit import submit
 from tasks.placing import gang, labels, order_of
@@ -111,8 +112,11 @@ def _claim_and_submit(session: Session, step: int, stage: str) -> Job | None:
 def wait(session: Session, step: int, stage: str, job: Job) -> Manifest:
     """The manifest of a stage that `job` makes; JobError when the job will not make it."""
     began, asked, told = time.monotonic(), 0.0, False
+    log = LogReader(lambda: log_files(job.folder))
     while True:
         manifest = session.run.manifest(step, stage)
+        for line in log.lines():
+            session.relay(line)
         if manifest is not None:
             session.served(job)
             return manifest

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from prefect import task
+from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.states import Completed
@@ -13,6 +13,7 @@ from tasks.stage import perform
 
 @task(cache_policy=NO_CACHE, persist_result=False, task_run_name="{step:04d}-{stage}")
 def stage(session: Session, step: int, stage: str) -> State:
-    """Run one stage; one that was done already shows as Reused."""
+    """Run one stage; one that was done already shows as Reused. Its job's log is the task's."""
+    session.relay = get_run_logger().info
     _, reused = perform(session, step, stage)
     return Completed(name="Reused", message="found committed") if reused else Completed()

@@ -36,6 +36,8 @@ class Session:
     def __init__(self, config: Config, run: Run, lease: Lease, report: Report) -> None:
         self.config, self.run, self.lease, self.report = config, run, lease, report
         self.code = snapshot(run)
+        self.relay: Callable[[str], None] = lambda line: None
+        """Told of every line that a job writes while it is waited for."""
         self.warm: Any = None
         self.plan: dict[int, list[str]] = {}
         """Stages of each step in their order, as the flow's loop will ask for them."""

@@ -63,6 +63,8 @@ def test_cancelling_takes_the_flow_and_its_jobs(
     prefect_cli("flow-run", "cancel", running)
     assert state_of(prefect_server, running) == "Cancelled"
     assert living(jobs) == []
+    logged = [line["message"] for line in of_server(prefect_server, "logs", limit=200)]
+    assert any("submitit" in line for line in logged)  # what jobs wrote is in their tasks' logs
 
 
 def test_cancelling_a_run_that_no_worker_watches(settings, prefect_server, prefect_cli, relax):

@@ -37,6 +37,7 @@ def session(tmp_path):
         plan={},
         making=set(),
         lease=SimpleNamespace(check=lambda: None),
+        relayed=[],
         stopping=threading.Event(),
         answers=answers,
         watch=Watch(
@@ -45,6 +46,7 @@ def session(tmp_path):
         served_jobs=[],
     )
     made.served = made.served_jobs.append
+    made.relay = made.relayed.append
     made.jobs.mkdir()
     return made
 
@@ -186,6 +188,7 @@ def test_wait_raises_the_end_of_the_log_when_the_node_said_nothing(session):
     with pytest.raises(JobError, match="raise mem_gb of its allocation") as raised:
         jobs.wait(session, 3, "reward", jobs.Job.load(folder))
     assert str(raised.value).endswith("one\ntwo\nslurmstepd: error: oom-kill")
+    assert session.relayed == ["one", "two", "slurmstepd: error: oom-kill"]
 
 
 @pytest.mark.parametrize(("detach", "cancelled"), [(False, ["77"]), (True, [])])
