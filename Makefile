@@ -20,7 +20,7 @@ test: .venv/.full            ## everything that needs no accelerator
 test-fast: .venv/.full       ## under three minutes: no processes, servers or clusters
 	$(BIN)/python -m pytest -m "not slow and not gpu and not integration and not slurm"
 
-test-all: .venv/.full        ## learning curves and the whole crash matrix as well
+test-all: .venv/.full .venv/.llm        ## learning curves and the whole crash matrix as well
 	$(BIN)/python -m pytest -m "not gpu"
 
 test-gpu: .venv/.full        ## the branches that need one CUDA device
