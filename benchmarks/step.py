@@ -51,20 +51,21 @@ def reward(text: str) -> float:
 
 
 def ours(policy: Path) -> dict[str, float]:
+    from relax.data.prompts import load_tokenizer
     from relax.engines import open_engine
     from relax.trainer.actor import Actor, TrainerOptions
     from relax.trainer.numerics import make_deterministic
 
     make_deterministic(1)
     actor = Actor.load(policy, TrainerOptions(lr=1e-4), num_schedule_steps=STEPS)
-    engine = open_engine("transformers")
+    engine, tokenizer = open_engine("transformers"), load_tokenizer(policy)
     step_s, update_s = [], []
     with tempfile.TemporaryDirectory() as scratch:
         for step in range(STEPS):
             start = time.process_time()
             actor.publish(Path(scratch) / f"{step:06d}", "float32")
             engine.load(Path(scratch) / f"{step:06d}")
-            sequences = sample(engine, policy, step)
+            sequences = sample(engine, tokenizer, step)
             middle = time.process_time()
             train(actor, sequences)
             step_s.append(time.process_time() - start)
@@ -72,16 +73,14 @@ def ours(policy: Path) -> dict[str, float]:
     return summary(step_s, update_s)
 
 
-def sample(engine, policy: Path, step: int) -> list:
+def sample(engine, tokenizer, step: int) -> list:
     import numpy as np
     import torch
-    from transformers import AutoTokenizer
 
     from relax.algorithms.advantages import group_normalized
     from relax.engines import Request, SamplingParams
     from relax.trainer.actor import TrainSequence
 
-    tokenizer = AutoTokenizer.from_pretrained(policy)
     texts = [text for text in prompts()[step * NUM_PROMPTS :][:NUM_PROMPTS] for _ in range(GROUP)]
     prompt_B = [tuple(tokenizer(text)["input_ids"]) for text in texts]
     requests = [Request(tokens, seed=1000 * step + i) for i, tokens in enumerate(prompt_B)]
