@@ -51,11 +51,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         "rollout_seed": given.seed,
         "prompt_data": str(root / "task" / "train.jsonl"),
     }
-    print("warm-up: a few supervised steps on the labels of the training prompts")
+    print("warm-up: a few supervised steps on the labels of the training prompts", flush=True)
     warm_up = {**shared, **WARM_UP, "run_dir": str(root / "warm-up"), "hf_checkpoint": str(base)}
     sft(overrides=warm_up)
     warm = Run.open(root / "warm-up")
-    print("reinforcement: GRPO on the same prompts; the held-out ones were never seen")
+    print("reinforcement: GRPO on the same prompts; the held-out ones were never seen", flush=True)
     train(
         overrides={
             **shared,
