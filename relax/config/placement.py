@@ -30,6 +30,8 @@ class PlacementSection(Section):
     """Placement of `advantage`."""
     update_placement: Placement | None = unkeyed(None)
     """Placement of `update` (and `sft`)."""
+    rollout_array: NonNegativeInt = unkeyed(0)
+    """Jobs of one array that share the shards of a rollout placed `job`; 0 or 1: no array."""
     executor: Literal["local", "slurm", "debug"] = unkeyed("local")
     """What runs a job: `slurm`, `local` processes of this machine, `debug` the flow's process."""
     job_timeout_min: PositiveInt = unkeyed(60)
