@@ -91,6 +91,8 @@ class SlurmSection(Section):
     """Allocation of `advantage`."""
     update_allocation: str = unkeyed("")
     """Allocation of `score` and `update` (and `sft`)."""
+    local_models: bool = unkeyed(False)
+    """Read the given models from copies on each node's own disk (the site's local_dir)."""
     detach: bool = unkeyed(False)
     """Leave jobs running when the flow is cancelled; a crashed flow leaves them in any case."""
 
