@@ -88,7 +88,6 @@ import os, signal
 async def answer(conversation):
     await conversation.sample()
     if os.environ.get("SLURM_ARRAY_TASK_ID") == "1":
-        os.kill(os.getppid(), signal.SIGKILL)
         os.kill(os.getpid(), signal.SIGKILL)
 """
 """Sent again alone, the element is no array any more, and lives."""
