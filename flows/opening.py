@@ -13,6 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from flows.hub import resolved
 from relax import __version__
 from relax.algorithms import rules
 from relax.algorithms.custom import CUSTOM_FUNCTIONS
@@ -45,6 +46,7 @@ def opened(config: Config, *, schedule_steps: int, report: Report) -> Iterator[S
 
     Raises ConfigError or ArtifactError before anything is computed.
     """
+    config = resolved(config)
     sources = check(config)
     with Lease(Path(config.run.run_dir).absolute()) as lease:
         run = Run.start(config, sources, about(schedule_steps))

@@ -11,7 +11,7 @@ from flows.launch import Do, planned
 from relax.config import Config
 from slurm.submit import script
 from tasks.code import code_dir
-from tasks.placing import gang, order_of
+from tasks.placing import dealt, gang, order_of
 
 
 def preview(config: Config, steps: Callable[[Any, Do], None]) -> str:
@@ -50,6 +50,7 @@ def _script(config: Config, stages: tuple[str, ...], step: int) -> str:
         step=step,
         stages=stages,
         attempt="job-1",
+        shares=dealt(config, stages[0]),
     )
     folder = root / "jobs" / f"{step:06d}-{stages[0]}-1"
     if order.executor == "slurm":

@@ -24,8 +24,9 @@ class Job:
     folder: Path
     executor: str
     job_id: str
-    start: int | None
-    """Of a local job: its start in clock ticks since boot; a pid alone may be another's by now."""
+    start: list[int] | None
+    """Of a local job: when each of its processes started, in clock ticks since boot; a pid alone
+    may be another's by now."""
 
     @classmethod
     def load(cls, folder: Path) -> Job | None:
@@ -45,15 +46,14 @@ class Job:
         if failed:
             return Failed("FAILED", "it failed")
         if self.executor != "slurm":
-            alive = self._process_alive()
-            return Running() if alive else Failed("ENDED", "it ended without a result")
+            return Running() if self._processes() else Failed("ENDED", "it ended without a result")
         seen = watch.seen(self.job_id)
         return judge(committed=False, seen=seen, now=time.monotonic(), started=bool(nodes))
 
     def alive(self, watch: Watch) -> bool | None:
         """Whether any process of it may still run; None where the cluster does not answer."""
         if self.executor != "slurm":
-            return self._process_alive()
+            return bool(self._processes())
         seen = watch.now(self.job_id)
         return None if seen is None else may_run(seen)
 
@@ -61,8 +61,8 @@ class Job:
         """End it and everything it started."""
         if self.executor == "slurm":
             run_command(["scancel", self.job_id])
-        elif self._process_alive():
-            os.killpg(int(self.job_id), signal.SIGKILL)
+        for pid in self._processes():
+            os.killpg(pid, signal.SIGKILL)
 
     def gave_up(self, failed: Failed, name: str) -> JobError:
         """Write down that the job failed; the error to raise, with the end of its log."""
@@ -79,8 +79,12 @@ class Job:
             return errors[-1].rstrip()
         return log_tail(self.folder, num_lines)
 
-    def _process_alive(self) -> bool:
-        return self.start is not None and records.process_start(int(self.job_id)) == self.start
+    def _processes(self) -> list[int]:
+        """Of a local job: its processes that are alive, one an element of an array."""
+        if self.start is None:
+            return []
+        pairs = zip(map(int, self.job_id.split(",")), self.start, strict=True)
+        return [pid for pid, start in pairs if records.process_start(pid) == start]
 
 
 def may_run(seen: Seen) -> bool:
@@ -90,8 +94,8 @@ def may_run(seen: Seen) -> bool:
 
 
 def log_files(folder: Path) -> list[Path]:
-    """The logs of a job: its own, or one a rank or array task."""
-    return [log for log in [folder / LOG, *sorted(folder.glob("*_log.out"))] if log.exists()]
+    """The logs of a job: one, or one a rank or array element."""
+    return [*sorted(folder.glob("*.log")), *sorted(folder.glob("*_log.out"))]
 
 
 def log_tail(folder: Path, num_lines: int) -> str:

@@ -79,7 +79,9 @@ def submit(folder: Path, order: Order) -> Job:
     return EXECUTORS[order.executor](folder, order, time.time())
 
 
-def _record(folder: Path, order: Order, job_id: str, start: int | None, submitted: float) -> Job:
+def _record(
+    folder: Path, order: Order, job_id: str, start: list[int] | None, submitted: float
+) -> Job:
     asked = order.resources
     records.write(
         folder / records.JOB,
@@ -102,17 +104,17 @@ def _record(folder: Path, order: Order, job_id: str, start: int | None, submitte
     return Job(folder, order.executor, job_id, start)
 
 
-def _send(executor: Any, folder: Path, order: Order) -> str:
-    """Hand all calls to submitit; the job's id, of an array that of the whole."""
+def _send(executor: Any, folder: Path, order: Order) -> list[str]:
+    """Hand all calls to submitit; the job's id, of an array those of its elements."""
     if len(order.calls) == 1:
         asked = order.asked(folder, None)
-        return executor.submit(entry.on_node, order.target, dict(order.calls[0]), asked).job_id
+        return [executor.submit(entry.on_node, order.target, dict(order.calls[0]), asked).job_id]
     with executor.batch():
         jobs = [
             executor.submit(entry.on_node, order.target, dict(call), order.asked(folder, place))
             for place, call in enumerate(order.calls)
         ]
-    return jobs[0].job_id.split("_")[0]
+    return [job.job_id for job in jobs]
 
 
 # --- slurm -----------------------------------------------------------------------------------
@@ -133,7 +135,7 @@ def slurm(folder: Path, order: Order, submitted: float) -> Job:
     executor.update_parameters(**parameters(folder, order))
     try:
         with clean_environment(), contextlib.redirect_stderr(io.StringIO()):
-            job_id = _send(executor, folder, order)
+            job_id = _send(executor, folder, order)[0].split("_")[0]
     except (FailedJobError, OSError) as error:
         raise JobError(refusal(order, str(error))) from None
     return _record(folder, order, job_id, None, submitted)
@@ -200,11 +202,12 @@ def _own_python() -> str:
 
 
 def local(folder: Path, order: Order, submitted: float) -> Job:
-    """As processes of this machine, one a rank, that outlive the submitter."""
+    """As processes of this machine, one a rank, that outlive the submitter.
+
+    The elements of an array run at the same time; the job's id names the processes of all.
+    """
     from submitit.local.local import LocalExecutor
 
-    if len(order.calls) > 1:
-        raise JobError(f"{order.name}: executor local runs no arrays; use slurm or debug")
     executor = LocalExecutor(folder)
     executor.update_parameters(
         timeout_min=order.resources.minutes,
@@ -215,8 +218,9 @@ def local(folder: Path, order: Order, submitted: float) -> Job:
     # A flow is ended by killpg, and its jobs must not be.
     popen = functools.partial(subprocess.Popen, start_new_session=True)
     with clean_environment(**own), mock.patch("submitit.local.local.subprocess.Popen", popen):
-        job_id = _send(executor, folder, order)
-    return _record(folder, order, job_id, records.process_start(int(job_id)), submitted)
+        pids = _send(executor, folder, order)
+    starts = [records.process_start(int(pid)) or 0 for pid in pids]  # 0: over already
+    return _record(folder, order, ",".join(pids), starts, submitted)
 
 
 def debug(folder: Path, order: Order, submitted: float) -> Job:

@@ -52,7 +52,7 @@ def query(job_ids: Sequence[str], run: Run = run_command) -> dict[str, Seen] | N
     missing = [job_id for job_id in job_ids if not _elements(job_id, seen)]
     if missing:
         seen |= _from_accounting(missing, run)
-    return {job_id: _worst(_elements(job_id, seen)) for job_id in job_ids}
+    return {job_id: _whole(_elements(job_id, seen)) for job_id in job_ids}
 
 
 def _from_accounting(job_ids: list[str], run: Run) -> dict[str, Seen]:
@@ -78,14 +78,17 @@ def _elements(job_id: str, seen: dict[str, Seen]) -> list[Seen]:
     return [s for name, s in seen.items() if name == job_id or name.startswith(f"{job_id}_")]
 
 
-WORST_FIRST = ("FAILED", "OUT_OF_MEMORY", "TIMEOUT", "CANCELLED", "NODE_FAIL", "RUNNING", "PENDING")
+FIRST = ("RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT")
+FIRST += ("RESIZING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD")
+FIRST += ("PENDING", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "REVOKED")  # these may run again
+FIRST += ("FAILED", "OUT_OF_MEMORY", "TIMEOUT", "CANCELLED")
 
 
-def _worst(elements: list[Seen]) -> Seen:
-    """What stands for an array: its worst element; the job itself where there is but one."""
+def _whole(elements: list[Seen]) -> Seen:
+    """What stands for an array: one that may still run, else the worst; a lone job for itself."""
     if not elements:
         return Seen(UNKNOWN)
-    rank = {state: place for place, state in enumerate(WORST_FIRST)}
+    rank = {state: place for place, state in enumerate(FIRST)}
     return min(elements, key=lambda seen: rank.get(seen.state, len(rank)))
 
 

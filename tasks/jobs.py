@@ -10,15 +10,19 @@ import sys
 import time
 from pathlib import Path
 
+from relax.stages.keys import key_parts
+from relax.stages.rounds import row_of
 from relax.store import Manifest, disk
 from relax.store.commit import step_dir
+from relax.store.manifest import digest
+from relax.store.parts import finished
 from slurm import records
 from slurm.errors import JobError
 from slurm.jobs import Job, attempts, log_files
 from slurm.log import LogReader
-from slurm.outcome import Failed, Outcome, Requeued
+from slurm.outcome import Failed, Outcome, Requeued, Running
 from slurm.submit import submit
-from tasks.placing import gang, labels, order_of
+from tasks.placing import SHARES, dealt, gang, labels, order_of
 from tasks.session import Session, Stopped
 
 LOOK_S, LONGEST_LOOK_S = 0.02, 0.15
@@ -98,6 +102,7 @@ def _claim_and_submit(session: Session, step: int, stage: str) -> Job | None:
         step=step,
         stages=stages,
         attempt=f"job-{number}",
+        shares=dealt(session.config, stage, _finished(session, step, stage)),
     )
     made = {(step, s) for s in stages if session.run.manifest(step, s) is None}
     try:
@@ -109,8 +114,19 @@ def _claim_and_submit(session: Session, step: int, stage: str) -> Job | None:
     return job
 
 
-def wait(session: Session, step: int, stage: str, job: Job) -> Manifest:
-    """The manifest of a stage that `job` makes; JobError when the job will not make it."""
+def _finished(session: Session, step: int, stage: str) -> set[int]:
+    """The shards of an array's stage that are there already."""
+    if not dealt(session.config, stage):
+        return set()
+    key = digest(key_parts(session.run, step, row_of(session.run, step, stage)))
+    return finished(session.run.root, step, stage, key)
+
+
+def wait(session: Session, step: int, stage: str, job: Job) -> Manifest | None:
+    """The manifest of a stage that `job` makes; JobError when the job will not make it.
+
+    None when the job is an array that made some of its shards: the rest is to be submitted.
+    """
     began, asked, told = time.monotonic(), 0.0, False
     log = LogReader(lambda: log_files(job.folder))
     while True:
@@ -124,17 +140,37 @@ def wait(session: Session, step: int, stage: str, job: Job) -> Manifest:
         now = time.monotonic()
         if now - asked >= ASK_S:
             asked = now
-            told = _tell(f"{step:06d}-{stage}", _checked(session, step, stage, job), told)
+            outcome = _checked(session, step, stage, job)
+            if isinstance(outcome, Failed):
+                return None
+            told = _tell(f"{step:06d}-{stage}", outcome, told)
         time.sleep(min(LOOK_S + (now - began) / 50, LONGEST_LOOK_S))
 
 
 def _checked(session: Session, step: int, stage: str, job: Job) -> Outcome:
-    """What has become of the job; raises its error once neither it nor a manifest is there."""
-    outcome = job.outcome(session.watch, committed=False)
-    if isinstance(outcome, Failed) and not disk.listed(step_dir(session.run.root, step) / stage):
-        session.watch.forget(job.job_id)
-        raise job.gave_up(outcome, f"{step:06d}-{stage}")
+    """What has become of the job; raises its error once neither it nor a manifest is there.
+
+    Failed: of an array, elements died, and others made what they were for.
+    """
+    name, outcome = f"{step:06d}-{stage}", job.outcome(session.watch, committed=False)
+    if not isinstance(outcome, Failed):
+        return outcome
+    if disk.listed(step_dir(session.run.root, step) / stage):
+        return Running()
+    session.watch.forget(job.job_id)
+    error = job.gave_up(outcome, name)
+    if not _has_more(session, step, stage, job):
+        raise error
+    print(f"{name}: elements of job {job.job_id} died: their shards go out again", file=sys.stderr)
     return outcome
+
+
+def _has_more(session: Session, step: int, stage: str, job: Job) -> bool:
+    """Whether an array that is over made shards, and none of its elements raised an error."""
+    if any(node["state"] == "FAILED" for node in records.node_records(job.folder)):
+        return False
+    asked = (records.read(job.folder / records.JOB) or {}).get(SHARES, [])
+    return bool(_finished(session, step, stage) & {n for share in asked for n in share})
 
 
 def _tell(name: str, outcome: Outcome, told: bool) -> bool:

@@ -1,18 +1,23 @@
-"""From settings to orders: which stages share a job, what it asks for, what it is called."""
+"""From settings to orders: which stages share a job, what it asks for, what it is called.
+
+A rollout may be an array: the elements share its shards, and each is a job of its own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from relax.config import Config
 from relax.stages import is_round
+from relax.stages.rounds import is_dynamic, prompts_per_round
 from slurm.resources import Resources
 from slurm.site import Site, load_site
 from slurm.submit import Order
 
 PERFORM_ALL = "relax.stages.perform:perform_all"
+PERFORM_SHARDS = "relax.stages.perform:perform_shards"
 
 
 def gang(config: Config, planned: Sequence[str], stage: str) -> tuple[str, ...]:
@@ -33,10 +38,27 @@ def gang(config: Config, planned: Sequence[str], stage: str) -> tuple[str, ...]:
 
 def _together(config: Config, one: str, other: str) -> bool:
     """Rounds stay alone: how many a step needs is known only as they are committed."""
+    if dealt(config, one) or dealt(config, other):
+        return False
     if is_round(one) or is_round(other):
         return False
     same = config.allocation_of(one) == config.allocation_of(other)
     return same and config.placement_of(one) == config.placement_of(other) == "job"
+
+
+def dealt(config: Config, stage: str, finished: Collection[int] = ()) -> list[list[int]]:
+    """The shards that each element of the stage's array has to make; [] where it is no array.
+
+    Elements that have nothing left are left out, and so each keeps its own shards.
+    """
+    if not stage.startswith("rollout") or (stage == "rollout" and is_dynamic(config)):
+        return []
+    count = -(-prompts_per_round(config) // config.rollout.rollout_shard_groups)
+    size = min(config.placement.rollout_array, count)
+    if size < 2:
+        return []
+    shares = [[n for n in range(place, count, size) if n not in finished] for place in range(size)]
+    return [share for share in shares if share]
 
 
 def resources_of(config: Config, stage: str) -> Resources:
@@ -54,22 +76,34 @@ def site_of(config: Config) -> Site:
 
 
 def order_of(
-    config: Config, root: Path, *, code: Path, step: int, stages: Sequence[str], attempt: str
+    config: Config,
+    root: Path,
+    *,
+    code: Path,
+    step: int,
+    stages: Sequence[str],
+    attempt: str,
+    shares: Sequence[Sequence[int]] = (),
 ) -> Order:
-    """The job of `stages` at `step` of the run in `root`."""
-    call = {"run_dir": str(root), "step": step, "names": list(stages)}
+    """The job of `stages` at `step` of the run in `root`; an array of one element a share."""
+    common = {"run_dir": str(root), "step": step}
+    parts = [{**common, "name": stages[0], "shards": list(share)} for share in shares]
     return Order(
         executor=config.placement.executor,
         name=f"{root.name}/{step:06d}/{stages[0]}",
-        target=PERFORM_ALL,
-        calls=(call,),
+        target=PERFORM_SHARDS if parts else PERFORM_ALL,
+        calls=tuple(parts) or ({**common, "names": list(stages)},),
         attempt=attempt,
         resources=resources_of(config, stages[0]),
         allocation=config.allocation_of(stages[0]),
         code=code,
         site=site_of(config),
-        labels=labels(step, stages),
+        labels={**labels(step, stages), **({SHARES: list(map(list, shares))} if parts else {})},
     )
+
+
+SHARES = "shares"
+"""What job.json says of an array: the shards of each element."""
 
 
 def labels(step: int, stages: Sequence[str]) -> Mapping[str, object]:

@@ -44,11 +44,12 @@ def inline(session: Session, step: int, stage: str) -> Manifest:
 def job(session: Session, step: int, stage: str) -> Manifest:
     """In a job, with the stages beside it that share its allocation.
 
-    A job that an earlier flow left running is waited for instead of submitting another.
+    A job that an earlier flow left running is waited for instead of submitting another. What is
+    left of an array whose elements died is submitted again, as long as each attempt made shards.
     """
-    working = obtain(session, step, stage)
-    if working is not None:
-        wait(session, step, stage, working)
+    while (working := obtain(session, step, stage)) is not None:
+        if wait(session, step, stage, working) is not None:
+            break
     manifest = done(session.run, step, stage)  # an earlier flow's job may have had other settings
     assert manifest is not None
     return manifest

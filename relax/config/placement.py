@@ -30,6 +30,8 @@ class PlacementSection(Section):
     """Placement of `advantage`."""
     update_placement: Placement | None = unkeyed(None)
     """Placement of `update` (and `sft`)."""
+    rollout_array: NonNegativeInt = unkeyed(0)
+    """Jobs of one array that share the shards of a rollout placed `job`; 0 or 1: no array."""
     executor: Literal["local", "slurm", "debug"] = unkeyed("local")
     """What runs a job: `slurm`, `local` processes of this machine, `debug` the flow's process."""
     job_timeout_min: PositiveInt = unkeyed(60)
@@ -89,6 +91,8 @@ class SlurmSection(Section):
     """Allocation of `advantage`."""
     update_allocation: str = unkeyed("")
     """Allocation of `score` and `update` (and `sft`)."""
+    local_models: bool = unkeyed(False)
+    """Read the given models from copies on each node's own disk (the site's local_dir)."""
     detach: bool = unkeyed(False)
     """Leave jobs running when the flow is cancelled; a crashed flow leaves them in any case."""
 

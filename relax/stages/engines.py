@@ -15,6 +15,7 @@ from relax.data.prompts import load_tokenizer
 from relax.engines import Engine, Request, SamplingParams, open_engine
 from relax.engines.conversation import Sampled, converse, load_generate, plain
 from relax.errors import ArtifactError
+from relax.stages.models import given_model
 from relax.stages.pool import EnginePool
 from relax.stages.shard_faults import ShardFailed
 from relax.store import Run
@@ -139,7 +140,9 @@ def drop_engines(warm: Any) -> None:
 
 def checked_policy(run: Run, version: int) -> Path:
     """Directory of a policy whose weights are those its manifest names; ArtifactError otherwise."""
+    if version == 0:
+        return given_model(run, "model")
     path = run.policy_dir(version)
-    if version > 0 and policy_hash(path) != run.policy_hash(version):
+    if policy_hash(path) != run.policy_hash(version):
         raise ArtifactError(f"{path}: weights differ from the manifest that published them")
     return path

@@ -40,6 +40,12 @@ class Inputs:
 
     run: Run
     step: int
+    shards: frozenset[int] | None = None
+    """Of a stage made in shards, those that this attempt makes; None: all that are missing."""
+
+
+class Unfinished(Exception):
+    """Others have yet to make shards of the stage: nothing to commit, no fault."""
 
 
 def perform_all(
@@ -54,8 +60,27 @@ def perform_all(
         if _from_first(stop()):
             return False
         perform(run_dir, step, name, attempt, warm)
-    if _size() > 1:
-        importlib.import_module("relax.trainer.ranks").leave_group()
+    _leave()
+    return True
+
+
+def perform_shards(
+    run_dir: str,
+    step: int,
+    name: str,
+    shards: Sequence[int],
+    *,
+    attempt: str,
+    stop: Callable[[], bool],
+) -> bool:
+    """Make some shards of a stage, and its commit where the others are there by then.
+
+    An element of an array: whichever finds all shards commits the stage, and the first one counts.
+    """
+    if _from_first(stop()):
+        return False
+    _perform(Inputs(Run.open(run_dir), step, frozenset(shards)), name, attempt, Warm())
+    _leave()
     return True
 
 
@@ -64,17 +89,24 @@ def perform(run_dir: str, step: int, name: str, attempt: str, warm: Warm | None 
 
     In a job of several ranks every rank makes this call, and rank 0 alone decides and commits.
     """
-    started = time.time()
-    run, warm = Run.open(run_dir), warm or Warm()
+    manifest = _perform(Inputs(Run.open(run_dir), step), name, attempt, warm or Warm())
+    assert manifest is not None
+    return manifest
+
+
+def _perform(inputs: Inputs, name: str, attempt: str, warm: Warm) -> Manifest | None:
+    """The committed manifest; None where others have shards to make."""
+    started, run, step = time.time(), inputs.run, inputs.step
     stage = row_of(run, step, name)
     _settle_numerics(run)
     manifest = _from_first(done(run, step, name) if _rank() == 0 else None)
     if manifest is not None:
         return manifest
     if _rank() == 0 or stage.runs_on == "every rank":
-        manifest = _compute(Inputs(run, step), stage, attempt, warm, started)
+        manifest = _compute(inputs, stage, attempt, warm, started)
     manifest = _from_first(manifest)
-    assert manifest is not None
+    if manifest is None:
+        return None
     if manifest.policy is not None:
         warm.learners_at = manifest.identity if manifest.attempt == attempt else ""
     if _rank() == 0:
@@ -85,7 +117,7 @@ def perform(run_dir: str, step: int, name: str, attempt: str, warm: Warm | None 
 def _compute(
     inputs: Inputs, stage: Stage, attempt: str, warm: Warm, started: float
 ) -> Manifest | None:
-    """What rank 0 committed, or another attempt before it; None on the other ranks."""
+    """What rank 0 committed, or another attempt before it; None on other ranks, or Unfinished."""
     start, run, step = time.perf_counter(), inputs.run, inputs.step
     together = _size() > 1 and stage.runs_on == "every rank"
     gang = {"rank": _rank(), "barrier": _barrier} if together else {}
@@ -98,6 +130,9 @@ def _compute(
         _load(stage.entry)(run.config, inputs, output, warm)
         output.measure("seconds/total", time.perf_counter() - start)
         return output.commit() if output.rank == 0 else None
+    except Unfinished:
+        output.discard()
+        return None
     except OSError as error:
         if output.rank:
             raise
@@ -130,6 +165,11 @@ def _from_first(value: Any) -> Any:
 
     ranks.ensure_group()
     return ranks.from_first(value)
+
+
+def _leave() -> None:
+    if _size() > 1:
+        importlib.import_module("relax.trainer.ranks").leave_group()
 
 
 def _barrier() -> None:

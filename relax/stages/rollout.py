@@ -22,7 +22,7 @@ from relax.errors import ArtifactError
 from relax.schema import IDS_PER_STEP, PROMPTS, RESPONSES
 from relax.stages.engines import Shard, engines_for
 from relax.stages.metrics import metric_table
-from relax.stages.perform import Inputs, Warm
+from relax.stages.perform import Inputs, Unfinished, Warm
 from relax.stages.rounds import first_draw, prompts_per_round, round_of
 from relax.stages.sampling import Watch, sampled
 from relax.store import Output, Run, rows
@@ -105,14 +105,18 @@ def sample_groups(
     groups: Groups,
     tokenizer: Any,
 ) -> pa.Table:
-    """The table `responses`: finished shards are read, the others sampled and kept one by one."""
+    """The table `responses`: finished shards are read, the others sampled and kept one by one.
+
+    Raises Unfinished when shards are left that others make.
+    """
     settings, size = config.rollout, groups.size
     params = sampling_params(settings)
     shards = cut(groups.requests, settings.rollout_shard_groups * size, params, config)
     parts = Parts(output, "responses")
     found = {s.number: parts.read(s.number) for s in shards} if len(shards) > 1 else {}
     tables = {number: table for number, table in found.items() if table is not None}
-    missing = [shard for shard in shards if shard.number not in tables]
+    mine = range(len(shards)) if inputs.shards is None else inputs.shards
+    missing = [s for s in shards if s.number not in tables and s.number in mine]
     if missing:
         start = time.perf_counter()
         engines_for(inputs.run, inputs.step, warm)
@@ -135,6 +139,11 @@ def sample_groups(
         if len(shards) > 1:
             parts.commit(number, tables[number])
     watch.measure(output)
+    for shard in shards:  # those of others, finished meanwhile
+        if shard.number not in tables and (table := parts.read(shard.number)) is not None:
+            tables[shard.number] = table
+    if len(tables) < len(shards):
+        raise Unfinished
     return pa.concat_tables([tables[s.number] for s in shards]).combine_chunks()
 
 

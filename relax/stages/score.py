@@ -16,6 +16,7 @@ from relax.config import Config
 from relax.schema import SCORES
 from relax.stages.engines import checked_policy
 from relax.stages.metrics import metric_table
+from relax.stages.models import given_model
 from relax.stages.perform import Inputs, Warm
 from relax.stages.training import learners_before, trainer_options
 from relax.stages.update import response_sequences, update
@@ -56,7 +57,7 @@ def run(config: Config, inputs: Inputs, output: Output, warm: Warm) -> None:
         columns["ref_logp"], _ = frozen(reference_dir(inputs.run, inputs.step), sequences, options)
     if "teacher_logp" in wanted:
         columns["teacher_logp"], words = frozen(
-            Path(config.model.opd_teacher_load), sequences, options, num_top=top_k
+            given_model(inputs.run, "opd_teacher_load"), sequences, options, num_top=top_k
         )
         if likeliest is not None:
             columns["top_k_overlap"] = [
@@ -69,7 +70,7 @@ def run(config: Config, inputs: Inputs, output: Output, warm: Warm) -> None:
 def reference_dir(run: Run, step: int) -> Path:
     """The model that is the reference at `step`: ref_load, or a policy of this run."""
     version = run.config.reference_version(step)
-    return checked_policy(run, version) if version else Path(run.config.model.ref_load)
+    return checked_policy(run, version) if version else given_model(run, "reference")
 
 
 def frozen(

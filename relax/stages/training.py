@@ -12,6 +12,7 @@ from relax.algorithms import rules
 from relax.config import Config
 from relax.data.rows import content_hash
 from relax.errors import ArtifactError
+from relax.stages.models import given_model
 from relax.stages.perform import Inputs, Warm
 from relax.store import Output, Run, rows
 from relax.store.commit import CHECKPOINTS, POLICIES
@@ -158,11 +159,11 @@ def learners_before(
 def _fresh(run: Run, options: TrainerOptions) -> Learners:
     """The learners that the run starts with."""
     settings, length = run.config.model, run.schedule_steps
-    actor = Actor.load(Path(settings.hf_checkpoint), options, num_schedule_steps=length)
+    actor = Actor.load(given_model(run, "model"), options, num_schedule_steps=length)
     if "critic" not in rules.row_of(run.config).needs:
         return Learners(actor, None)
     rate = run.config.update.critic_lr or run.config.update.lr
-    start = Path(settings.critic_load or settings.hf_checkpoint)
+    start = given_model(run, "critic_load" if settings.critic_load else "model")
     critic = Critic.load(start, replace(options, lr=rate), num_schedule_steps=length)
     return Learners(actor, critic)
 

@@ -7,6 +7,7 @@ to, and go when it is committed.
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -16,7 +17,13 @@ from relax.schema import TABLES
 from relax.store import disk
 from relax.store.arrow import content_hash, read_table
 from relax.store.commit import Output, parts_dir
-from relax.store.manifest import digest, read_manifest
+from relax.store.manifest import MANIFEST, digest, read_manifest
+
+
+def finished(root: Path, step: int, stage: str, key: str) -> set[int]:
+    """Numbers of the shards that are there, of the stage under `key`; none is read."""
+    folder = parts_dir(root, step, stage) / key
+    return {int(path.parent.name) for path in folder.glob(f"[0-9]*/{MANIFEST}")}
 
 
 class Parts:

@@ -10,6 +10,7 @@ import pytest
 
 from flows import train
 from flows.cli import train as train_command
+from flows.launch import launch
 from relax.flags import load_config
 from relax.store import Run
 from slurm import records
@@ -36,26 +37,37 @@ def ranks_of(run, step, stage):
 
 
 def test_two_nodes_give_the_weights_of_two_ranks_elsewhere(lab, settings, tmp_path, accounted):
-    """Rollout and update on GPUs, reward on CPUs; the same two ranks as processes of one host."""
+    """Rollout (an array) and update on GPUs, reward on CPUs; the same two ranks on one host."""
+    settings = {**settings, "rollout_shard_groups": 2}
     across = trained(
         settings,
         tmp_path / "across",
         placement="job",
         executor="slurm",
-        rollout_placement="inline",
+        rollout_allocation="sample",
+        rollout_array=2,
         reward_allocation="cpu",
         advantage_allocation="train",
         update_allocation="train",
     )
     local = {"all": {"tasks_per_node": 2}}
-    beside = trained(settings, tmp_path / "beside", allocations=local, **TOGETHER)
+    inside = {**TOGETHER, "rollout_placement": "inline"}
+    beside = trained(settings, tmp_path / "beside", allocations=local, **inside)
     assert ranks_of(across, 1, "update") == ranks_of(beside, 1, "update") == {2.0}
     assert across.policy_hash(1) != across.policy_hash(2)
     assert across.policy_hash(2) == beside.policy_hash(2)
     assert across.committed(1, "update").content == beside.committed(1, "update").content
 
     jobs = sorted(p.name for p in (across.root / "jobs").iterdir())
-    assert jobs == [f"{n:06d}-{s}-1" for n in range(2) for s in ("advantage", "reward")]
+    made = ("advantage", "reward", "rollout")
+    assert jobs == [f"{n:06d}-{s}-1" for n in range(2) for s in made]
+    for step in range(2):
+        assert (
+            across.committed(step, "rollout").content == beside.committed(step, "rollout").content
+        )
+    sampled = records.accounting(across.root / "jobs/000001-rollout-1")
+    assert sampled is not None
+    assert (sampled["elements"], sampled["shares"]) == (2, [[0, 2], [1, 3]])
     update = records.accounting(across.root / "jobs/000001-advantage-1")
     assert update is not None
     assert update["stages"] == ["advantage", "update"]
@@ -68,6 +80,39 @@ def test_two_nodes_give_the_weights_of_two_ranks_elsewhere(lab, settings, tmp_pa
     per_step = [p for p in (across.root / "steps/000000").rglob("*") if p.is_file()]
     per_step += [p for p in (across.root / "jobs").glob("000000-*/*") if p.is_file()]
     assert len(per_step) <= 15, per_step
+
+
+DIES_ONCE = """
+import os, signal
+
+async def answer(conversation):
+    await conversation.sample()
+    if os.environ.get("SLURM_ARRAY_TASK_ID") == "1":
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+"""Sent again alone, the element is no array any more, and lives."""
+
+
+def test_a_dead_element_of_an_array_is_sent_again_alone(lab, settings, tmp_path, capsys):
+    (tmp_path / "generate.py").write_text(DIES_ONCE)
+    own = {
+        **settings,
+        "rollout_shard_groups": 2,
+        "custom_generate_function_path": f"{tmp_path}/generate.py:answer",
+    }
+    placed = {"placement": "job", "executor": "slurm", "rollout_allocation": "sample"}
+    made = rolled_out(own, tmp_path / "array", rollout_array=2, **placed)
+    assert "their shards go out again" in capsys.readouterr().err
+    assert made.content == rolled_out(own, tmp_path / "inline").content
+    asked = [records.read(p / records.JOB) for p in sorted((tmp_path / "array/jobs").iterdir())]
+    assert [job and job["shares"] for job in asked] == [[[0, 2], [1, 3]], [[1, 3]]]
+
+
+def rolled_out(settings, run_dir, **more):
+    config = load_config(None, {**settings, "run_dir": str(run_dir), **more})
+    steps = lambda session, do: do(session, 0, "rollout")  # noqa: E731
+    launch(config, steps, perform, schedule_steps=1, last_stage="rollout")
+    return Run.open(run_dir).committed(0, "rollout")
 
 
 def test_one_job_a_step_gives_the_weights_of_the_inline_run(lab, settings, tmp_path):

@@ -3,6 +3,8 @@
 import itertools
 import subprocess
 
+import pytest
+
 from slurm.watch import Seen, Watch, plain, query
 
 
@@ -66,12 +68,20 @@ def test_controller_that_does_not_answer_is_no_answer():
         assert len(asked) == 1
 
 
-def test_array_is_as_bad_as_its_worst_element():
-    out = "9_0|COMPLETED|None\n9_1|FAILED|None\n9_2|RUNNING|None\n"
-    run, _ = commands({"squeue": (0, out, "")})
-    assert query(["9"], run) == {"9": Seen("FAILED")}
-    run, _ = commands({"squeue": (0, "9_0|COMPLETED|None\n9_2|RUNNING|None\n", "")})
-    assert query(["9"], run) == {"9": Seen("RUNNING")}
+@pytest.mark.parametrize(
+    ("elements", "whole"),
+    [
+        ("COMPLETED FAILED RUNNING", "RUNNING"),
+        ("FAILED PENDING COMPLETED", "PENDING"),
+        ("FAILED NODE_FAIL COMPLETED", "NODE_FAIL"),  # it may be put back into the queue
+        ("COMPLETED FAILED COMPLETED", "FAILED"),
+        ("COMPLETED COMPLETED COMPLETED", "COMPLETED"),
+    ],
+)
+def test_array_is_over_when_all_its_elements_are_and_as_bad_as_the_worst(elements, whole):
+    lines = [f"9_{place}|{state}|None\n" for place, state in enumerate(elements.split())]
+    run, _ = commands({"squeue": (0, "".join(lines), "")})
+    assert query(["9"], run) == {"9": Seen(whole)}
 
 
 def test_states_are_normalised():

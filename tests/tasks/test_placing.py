@@ -11,7 +11,7 @@ from relax.errors import ConfigError
 from relax.flags import load_config
 from slurm.errors import JobError
 from slurm.resources import Resources
-from tasks.placing import gang, order_of, resources_of, site_of
+from tasks.placing import dealt, gang, order_of, resources_of, site_of
 
 STEP = ["evaluate", "rollout", "reward", "score", "advantage", "update"]
 GPU = {"gpu": {"nodes": 2, "gpus_per_node": 8, "minutes": 30}, "cpu": {"cpus_per_task": 4}}
@@ -63,10 +63,32 @@ def test_stage_that_no_plan_knows_is_alone():
     assert gang(config(update_allocation="gpu"), [], "update") == ("update",)
 
 
+def test_an_array_is_no_part_of_a_gang():
+    placed = config(rollout_allocation="gpu", rollout_array=2, rollout_batch_size=64)
+    assert gang(placed, STEP, "rollout") == ("rollout",)
+    assert gang(placed, STEP, "evaluate") == ("evaluate",)
+
+
+def test_elements_of_an_array_keep_their_shards_and_those_without_any_are_left_out():
+    placed = config(rollout_array=3, rollout_batch_size=100, rollout_shard_groups=16)
+    assert dealt(placed, "rollout") == [[0, 3, 6], [1, 4], [2, 5]]
+    assert dealt(placed, "rollout", {1, 4, 3, 2}) == [[0, 6], [5]]
+    assert dealt(placed, "rollout", set(range(7))) == []
+    assert dealt(placed, "reward") == dealt(placed, "evaluate") == []
+    assert dealt(config(rollout_array=3, rollout_batch_size=16), "rollout") == []  # one shard
+
+
+def test_of_dynamic_sampling_the_rounds_are_arrays():
+    chosen = {"dynamic_sampling_filter_path": "reward_spread", "over_sampling_batch_size": 48}
+    placed = config(rollout_array=9, **chosen)
+    assert dealt(placed, "rollout.2") == [[0], [1], [2]]
+    assert dealt(placed, "rollout") == []
+
+
 def test_plan_is_what_the_flows_own_loop_asks_for():
     class Session:
         config = load_config(None, {"num_rollout": 2, "eval_prompt_data": "x", "eval_interval": 1})
-        run = None
+        run = None  # without dynamic sampling nothing is asked of it
 
     step = ["evaluate", "rollout", "reward", "advantage", "update"]
     assert planned(train_steps, Session()) == {0: step, 1: step, 2: ["evaluate"]}

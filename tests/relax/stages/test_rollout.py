@@ -21,6 +21,9 @@ from relax.data.order import draw
 from relax.data.seeds import response_seed
 from relax.errors import ArtifactError, ConfigError
 from relax.flags import load_config
+from relax.stages.engines import checked_policy
+from relax.stages.models import given_model
+from relax.stages.perform import Warm
 from relax.stages.reward import overlong_penalty
 from relax.store import rows
 
@@ -230,3 +233,20 @@ def test_the_label_decides_in_these_tests(stage_model, tmp_path):
 def metrics_of(run, stage="rollout", step=0):
     metrics = rows(run.table(step, stage, "metrics"))
     return dict(zip(metrics.metric, metrics.value.tolist(), strict=True))
+
+
+def test_engine_and_trainer_read_the_nodes_copy(start, monkeypatch, tmp_path):
+    monkeypatch.setenv("RELAX_LOCAL_DIR", str(tmp_path / "node"))
+    run = start(local_models=True)
+    copy = tmp_path / "node" / "models" / run.sources["model"]
+    warm = Warm()
+    do(run, warm=warm)
+    assert given_model(run, "model") == checked_policy(run, 0) == copy
+    assert [p.name for p in copy.parent.iterdir() if p.is_dir()] == [copy.name]
+    plain = start(run_dir=str(tmp_path / "plain"))
+    do(plain)
+    assert run.committed(0, "rollout").content == plain.committed(0, "rollout").content
+    for name in ("reward", "advantage", "update"):
+        do(run, name)
+        do(plain, name)
+    assert run.policy_hash(1) == plain.policy_hash(1)

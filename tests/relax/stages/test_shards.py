@@ -10,8 +10,12 @@ from rollout_cases import do, responses_of
 
 from relax.engines.embedded import TransformersEngine
 from relax.schema import RESPONSES
+from relax.stages import STAGES
+from relax.stages.keys import key_parts
+from relax.stages.perform import perform_shards
 from relax.store import Output
-from relax.store.parts import Parts
+from relax.store.manifest import digest
+from relax.store.parts import Parts, finished
 
 SHARDS, PER_SHARD = 4, 6  # of two groups of three
 PLACES = (
@@ -112,6 +116,26 @@ def test_a_damaged_shard_is_made_again(start, monkeypatch, capsys):
     do(run)
     assert "the shard is made again" in capsys.readouterr().err
     assert len(responses_of(run).tokens) == 8
+
+
+def test_shards_made_apart_are_committed_by_who_finds_them_all(start, tmp_path):
+    run = start(rollout_shard_groups=1)
+    mine = lambda *shards: perform_shards(  # noqa: E731
+        str(run.root), 0, "rollout", shards, attempt=f"test-{shards[0]}", stop=lambda: False
+    )
+    stopped = {"attempt": "test", "stop": lambda: True}
+    assert perform_shards(str(run.root), 0, "rollout", [0], **stopped) is False
+    assert mine(1, 3) and mine(2)
+    assert not (run.root / "steps/000000/rollout").exists()
+    key = digest(key_parts(run, 0, STAGES["rollout"]))
+    assert finished(run.root, 0, "rollout", key) == {1, 2, 3}
+    assert mine(0)
+    whole = start(rollout_shard_groups=1, run_dir=str(tmp_path / "whole"))
+    do(whole)
+    assert run.committed(0, "rollout").content == whole.committed(0, "rollout").content
+    assert [p.name for p in (run.root / "steps/000000").iterdir()] == ["rollout"]
+    assert mine(2)  # come late: it is there already
+    assert [p.name for p in (run.root / "steps/000000").iterdir()] == ["rollout"]
 
 
 def test_shards_of_another_key_are_not_read(tmp_path):
