@@ -54,7 +54,8 @@ def test_links_resolve(path):
 
 
 @pytest.mark.parametrize("path", PAGES_OF_TEXT, ids=lambda p: p.name)
-def test_commands_parse(path):
+def test_commands_parse(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # where none of the runs is that the pages speak of
     for line in commands(path.read_text()):
         check(line)
 
