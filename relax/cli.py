@@ -61,7 +61,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(usage())
         return 0 if words else 2
     try:
-        return command(subcommand(words))(words[1:])
+        code = command(subcommand(words))(words[1:])
+        sys.stdout.flush()  # a reader that left is noticed here, not by the interpreter's own end
+        return code
     except (ValueError, OSError) as error:
         if isinstance(error, BrokenPipeError):
             return _reader_left()

@@ -37,11 +37,10 @@ def gang(config: Config, planned: Sequence[str], stage: str) -> tuple[str, ...]:
 
 
 def _together(config: Config, one: str, other: str) -> bool:
-    """Rounds stay alone: how many a step needs is known only as they are committed."""
     if dealt(config, one) or dealt(config, other):
         return False
-    if is_round(one) or is_round(other):
-        return False
+    if is_round(one) != is_round(other):
+        return False  # whether another round comes between them is not known when they are planned
     same = config.allocation_of(one) == config.allocation_of(other)
     return same and config.placement_of(one) == config.placement_of(other) == "job"
 

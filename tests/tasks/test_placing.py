@@ -47,12 +47,12 @@ def test_inline_stage_in_between_parts_a_gang():
     assert gang(placed, STEP, "score") == ("score",)
 
 
-def test_rounds_of_dynamic_sampling_stay_alone():
+def test_a_round_of_dynamic_sampling_shares_a_job_with_its_own_reward_alone():
     placed = config(rollout_allocation="gpu", reward_allocation="gpu")
     step = ["rollout.1", "reward.1", "rollout", "reward"]
     assert [gang(placed, step, stage) for stage in step] == [
-        ("rollout.1",),
-        ("reward.1",),
+        ("rollout.1", "reward.1"),
+        ("rollout.1", "reward.1"),
         ("rollout", "reward"),
         ("rollout", "reward"),
     ]
