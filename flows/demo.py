@@ -11,7 +11,9 @@ from relax.analytics.plot import plot_rewards
 from relax.data.tasks import TASKS, build_model, build_tokenizer, write_task
 from relax.store import Run
 
-WARM_UP = {"lr": 1e-3, "num_rollout": 1, "sft_steps": 20, "sft_batch_size": 32}
+WARM_UP = {"lr": 1e-3, "num_rollout": 1, "sft_batch_size": 32}
+WARM_UP_STEPS = {"max3": 20, "sort3": 60}
+"""Supervised steps after which a task is solved now and then, and no more."""
 REINFORCE = {
     "lr": 3e-4,
     "num_rollout": 200,
@@ -52,8 +54,15 @@ def main(argv: Sequence[str] | None = None) -> None:
         "prompt_data": str(root / "task" / "train.jsonl"),
     }
     print("warm-up: a few supervised steps on the labels of the training prompts", flush=True)
-    warm_up = {**shared, **WARM_UP, "run_dir": str(root / "warm-up"), "hf_checkpoint": str(base)}
-    sft(overrides=warm_up)
+    sft(
+        overrides={
+            **shared,
+            **WARM_UP,
+            "sft_steps": WARM_UP_STEPS[given.task],
+            "run_dir": str(root / "warm-up"),
+            "hf_checkpoint": str(base),
+        }
+    )
     warm = Run.open(root / "warm-up")
     print("reinforcement: GRPO on the same prompts; the held-out ones were never seen", flush=True)
     train(

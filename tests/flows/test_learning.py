@@ -6,7 +6,7 @@ The numbers that were seen are in docs/learning.md.
 import pytest
 
 from flows import sft, train
-from flows.demo import WARM_UP, prepare
+from flows.demo import WARM_UP, WARM_UP_STEPS, prepare
 from relax.algorithms import ALGORITHMS
 from relax.flags import load_config
 from relax.store import Run, rows
@@ -52,6 +52,7 @@ def warmed(tmp_path_factory):
     base = prepare(root, "max3", SEED)
     settings = {
         **WARM_UP,
+        "sft_steps": WARM_UP_STEPS["max3"],
         "seed": SEED,
         "rollout_seed": SEED,
         "prompt_data": str(root / "task" / "train.jsonl"),
