@@ -32,7 +32,7 @@ async def answer(conversation):
 @pytest.fixture(scope="module")
 def settings(lab: Lab):
     """Of a run whose rollout is in four shards, with the killing function; FLAG holds it back."""
-    flag = lab.folder / "killed"
+    flag = lab.folder / "element-was-killed"
     path = lab.folder / "generate.py"
     path.write_text(GENERATE.replace("FLAG", repr(str(flag))))
     own = {**SHARDS, "custom_generate_function_path": f"{path}:answer"}
