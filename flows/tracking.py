@@ -76,7 +76,7 @@ class Tracker:
         self.wandb_run.log(logged, step=manifest.step)
         self.record["logged"] = manifest.step
         scratch = root / f".{RECORD}"
-        disk.write_file(scratch, lambda path: _write(path, json.dumps(self.record)))
+        disk.write_bytes(scratch, json.dumps(self.record).encode())
         disk.rename(scratch, root / RECORD)
 
     def _samples(self, run: Run, step: int) -> dict[str, Any]:
@@ -106,7 +106,3 @@ def metrics_of(run: Run, step: int) -> dict[str, float]:
             for name, value in zip(table.metric, table.value.tolist(), strict=True):
                 found[name].append(value)
     return {name: fmean(values) for name, values in found.items()}
-
-
-def _write(path: Path, text: str) -> None:
-    path.write_text(text)

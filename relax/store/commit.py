@@ -132,7 +132,7 @@ class Output:
         """Make this attempt the stage's, unless another was first; the winner's manifest."""
         manifest = self.manifest()
         try:
-            disk.write_file(self.staging / MANIFEST, lambda p: _write_bytes(p, manifest.to_bytes()))
+            disk.write_bytes(self.staging / MANIFEST, manifest.to_bytes())
             disk.fsync_dir(self.staging)
             disk.rename(self.staging, self.final)
         except OSError as error:
@@ -187,7 +187,3 @@ def sweep(root: Path, committed: Manifest) -> None:
         for made in (root / kind).glob(f"*{committed.step + 1:06d}.*"):
             if kept is None or made != root / kept.name:
                 disk.remove_tree(made)
-
-
-def _write_bytes(path: Path, data: bytes) -> None:
-    path.write_bytes(data)

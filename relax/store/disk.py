@@ -27,6 +27,15 @@ def write_file(path: Path, write: Callable[[Path], None]) -> None:
         raise explained(error, path) from error
 
 
+def write_bytes(path: Path, data: bytes) -> None:
+    """Make the file `path` hold `data`, forced to the disk."""
+
+    def write(target: Path) -> None:
+        target.write_bytes(data)
+
+    write_file(path, write)
+
+
 def fsync_file(path: Path) -> None:
     """Force a file's bytes to the disk."""
     handle = os.open(path, os.O_RDONLY)

@@ -70,7 +70,7 @@ class Lease:
     def _claim(self) -> bool:
         """Make the file whole under a scratch name, then link it into place: only one can."""
         scratch = self.path.with_name(f".lease-{self.me['host']}-{self.me['pid']}")
-        disk.write_file(scratch, lambda p: _write_text(p, json.dumps(self.me)))
+        disk.write_bytes(scratch, json.dumps(self.me).encode())
         try:
             os.link(scratch, self.path)
         except FileExistsError:
@@ -130,7 +130,3 @@ def _read(path: Path) -> dict | None:
         return None
     whole = isinstance(holder, dict) and holder.keys() == {"host", "boot", "pid", "start"}
     return holder if whole else None
-
-
-def _write_text(path: Path, text: str) -> None:
-    path.write_text(text)

@@ -262,10 +262,6 @@ def _write_json(path: Path, value: dict[str, Any]) -> None:
     """Write whole or not at all."""
     scratch = path.with_name(f".{path.name}")
     text = json.dumps(value, indent=1) + "\n"
-    disk.write_file(scratch, lambda p: _write_text(p, text))
+    disk.write_bytes(scratch, text.encode())
     disk.rename(scratch, path)
     disk.fsync_dir(path.parent)
-
-
-def _write_text(path: Path, text: str) -> None:
-    path.write_text(text)
