@@ -34,8 +34,13 @@ class Job:
         record = records.read(folder / records.JOB)
         if record is not None:
             return cls(folder, record["executor"], record["job_id"], record["start"])
-        job_id = records.submitted_id(folder)
-        return None if job_id is None else cls(folder, "slurm", job_id, None)
+        ids = records.submitted_ids(folder)
+        if not ids:
+            return None
+        if (records.read(folder / records.CLAIM) or {}).get("executor") != "local":
+            return cls(folder, "slurm", ids[0], None)
+        starts = [records.start_of_job_process(int(pid), folder) for pid in ids]
+        return cls(folder, "local", ",".join(ids), starts)
 
     def outcome(self, watch: Watch, *, committed: bool) -> Outcome:
         """What has become of it, by the latest that is known."""

@@ -82,10 +82,13 @@ def claimant_alive(record: dict[str, Any]) -> bool:
     )
 
 
-def submitted_id(folder: Path) -> str | None:
-    """The id of a job whose submitter died before it wrote job.json, by submitit's own record."""
+def submitted_ids(folder: Path) -> list[str]:
+    """What submitit recorded itself: a SLURM job's id, or the ids of local processes.
+
+    By it a job is found whose submitter died before it wrote job.json.
+    """
     found = [match for path in folder.iterdir() if (match := SUBMITTED.fullmatch(path.name))]
-    return found[0].group(1) if found else None
+    return sorted({match.group(1) for match in found})
 
 
 def process_start(pid: int) -> int | None:
@@ -95,6 +98,15 @@ def process_start(pid: int) -> int | None:
     except (FileNotFoundError, ProcessLookupError):
         return None
     return None if fields[0] == "Z" else int(fields[19])
+
+
+def start_of_job_process(pid: int, folder: Path) -> int:
+    """When a process that works for `folder` started; 0 where the pid is gone or another's."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    return (process_start(pid) or 0) if os.fsencode(folder) in words else 0
 
 
 # --- what ran --------------------------------------------------------------------------------

@@ -35,6 +35,7 @@ def obtain(session: Session, step: int, stage: str) -> Job | None:
     """The one living job for a stage: an earlier one, or a new one; None once it is committed."""
     told = False
     while True:
+        following = _following(session, step, stage)  # before the look: see _claim_and_submit
         job, pending = _living(session, step, stage)
         if session.run.manifest(step, stage) is not None:
             return job
@@ -43,7 +44,7 @@ def obtain(session: Session, step: int, stage: str) -> Job | None:
             print(f"{name}: its job {job.job_id} is running; waiting for it", file=sys.stderr)
             return job
         if not pending:
-            job = _claim_and_submit(session, step, stage)
+            job = _claim_and_submit(session, step, stage, following)
             if job is not None:
                 return job
         elif not told:
@@ -56,10 +57,11 @@ def obtain(session: Session, step: int, stage: str) -> Job | None:
 def _living(session: Session, step: int, stage: str) -> tuple[Job | None, str]:
     """A job that may still give the stage; else what must be over before another is submitted."""
     for folder in attempts(session.jobs, {"step": step, "stages": stage}):
-        job = Job.load(folder)
+        claim = records.read(folder / records.CLAIM)
+        claimed = claim is not None and records.claimant_alive(claim)
+        job = Job.load(folder)  # after the claimant: what it wrote before it left is seen
         if job is None:
-            claim = records.read(folder / records.CLAIM)
-            if claim is not None and records.claimant_alive(claim):
+            if claim is not None and claimed:
                 return None, f"process {claim['pid']} on {claim['host']} to submit it"
             continue
         ended = records.accounting(folder)
@@ -84,16 +86,29 @@ def _gave_up(folder: Path) -> bool:
     return bool(failed) or (folder / records.OUTCOME).exists()
 
 
-def _claim_and_submit(session: Session, step: int, stage: str) -> Job | None:
-    """Submit the next attempt, unless another process claims it first (None)."""
-    stages = gang(session.config, session.plan.get(step, []), stage)
-    name = f"{step:06d}-{stages[0]}"
+def _following(session: Session, step: int, stage: str) -> int:
+    """The number of the next attempt at the stage, after all that are there now."""
+    name = f"{step:06d}-{_gang(session, step, stage)[0]}"
     numbers = [int(f.name.rsplit("-", 1)[1]) for f in session.jobs.glob(f"{name}-[0-9]*")]
-    number = max(numbers, default=0) + 1
-    folder = session.jobs / f"{name}-{number}"
+    return max(numbers, default=0) + 1
+
+
+def _gang(session: Session, step: int, stage: str) -> tuple[str, ...]:
+    return gang(session.config, session.plan.get(step, []), stage)
+
+
+def _claim_and_submit(session: Session, step: int, stage: str, number: int) -> Job | None:
+    """Submit attempt `number`, unless another process claims it first (None).
+
+    The number is one that followed all attempts before they were looked at and found to be over:
+    an attempt that came after that look has the number, so nobody steps over it.
+    """
+    stages = _gang(session, step, stage)
+    folder = session.jobs / f"{step:06d}-{stages[0]}-{number}"
     session.lease.check()
     disk.make_dir(session.jobs)
-    if not records.claim(folder, dict(labels(step, stages))):
+    executor = session.config.placement.executor
+    if not records.claim(folder, {**labels(step, stages), "executor": executor}):
         return None
     order = order_of(
         session.config,

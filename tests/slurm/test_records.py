@@ -43,11 +43,12 @@ def test_claimant_is_alive_only_as_the_same_process(tmp_path):
 
 
 def test_id_of_a_job_whose_submitter_died_before_recording_it(tmp_path):
-    assert records.submitted_id(tmp_path) is None
+    assert records.submitted_ids(tmp_path) == []
     (tmp_path / "0123456789abcdef.pkl").touch()  # sbatch was not done: this job never runs
-    assert records.submitted_id(tmp_path) is None
-    (tmp_path / "4711_submitted.pkl").touch()
-    assert records.submitted_id(tmp_path) == "4711"
+    assert records.submitted_ids(tmp_path) == []
+    (tmp_path / "4711_0_submitted.pkl").touch()
+    (tmp_path / "4711_1_submitted.pkl").touch()
+    assert records.submitted_ids(tmp_path) == ["4711"]
 
 
 JOB = {

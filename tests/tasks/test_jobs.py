@@ -11,6 +11,8 @@ import pytest
 from relax.flags import load_config
 from slurm import records
 from slurm.errors import JobError
+from slurm.resources import Resources
+from slurm.submit import Order, submit
 from slurm.watch import Seen, Watch
 from tasks import jobs
 from tasks.session import Stopped
@@ -139,6 +141,62 @@ def test_submission_whose_recording_was_cut_off_is_found_by_submitits_file(sessi
     (folder / "55_submitted.pkl").touch()
     session.answers["55"] = Seen("PENDING")
     assert jobs.obtain(session, 3, "reward").job_id == "55"
+
+
+def test_claim_between_the_look_and_ones_own_is_not_stepped_over(session, submitted, monkeypatch):
+    look, looks = jobs._living, []
+
+    def look_and_be_overtaken(*of):
+        seen = look(*of)
+        if not looks:
+            earlier(session)
+        looks.append(seen)
+        return seen
+
+    session.answers["77"] = Seen("PENDING")
+    monkeypatch.setattr(jobs, "_living", look_and_be_overtaken)
+    assert jobs.obtain(session, 3, "reward").job_id == "77"
+    assert looks[0] == (None, "")
+    assert names(session) == ["000003-reward-1"]
+    assert submitted == []
+
+
+def test_job_recorded_by_a_claimant_that_then_leaves_is_seen(session, submitted, monkeypatch):
+    folder = earlier(session, job_id="")
+
+    def submit_and_leave(claim):
+        recorded(folder, "77")
+        return False
+
+    session.answers["77"] = Seen("PENDING")
+    monkeypatch.setattr(records, "claimant_alive", submit_and_leave)
+    assert jobs.obtain(session, 3, "reward").job_id == "77"
+    assert submitted == []
+
+
+def test_local_job_whose_recording_was_cut_off_is_waited_for(session, tmp_path):
+    session.config = load_config(None, {"placement": "job", "executor": "local"})
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code/target_that_sleeps.py").write_text(
+        "import time\ndef run(attempt, stop): time.sleep(60)\n"
+    )
+    folder = session.jobs / "000003-reward-1"
+    records.claim(folder, {"step": 3, "stages": ["reward"], "executor": "local"})
+    order = Order("local", "r/3/reward", "target_that_sleeps:run", ({}, {}), "job-1", Resources(),
+                  code=tmp_path / "code")  # fmt: skip
+    sent = submit(folder, order)
+    (folder / records.JOB).unlink()
+    claim = json.loads((folder / records.CLAIM).read_text())
+    records.write(folder / records.CLAIM, {**claim, "start": 1})
+    found = jobs.obtain(session, 3, "reward")
+    assert sorted(found.job_id.split(",")) == sorted(sent.job_id.split(","))
+    assert sorted(found.start) == sorted(sent.start)
+    assert found.alive(session.watch)
+    found.cancel()
+    deadline = time.monotonic() + 20
+    while found.alive(session.watch) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not jobs.Job.load(folder).alive(session.watch)
 
 
 def test_failed_job_that_lingers_on_its_nodes_is_not_waited_for_again(session, submitted):
