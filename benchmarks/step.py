@@ -81,8 +81,8 @@ def sample(engine, tokenizer, step: int) -> list:
     from relax.engines import Request, SamplingParams
     from relax.trainer.actor import TrainSequence
 
-    texts = [text for text in prompts()[step * NUM_PROMPTS :][:NUM_PROMPTS] for _ in range(GROUP)]
-    prompt_B = [tuple(tokenizer(text)["input_ids"]) for text in texts]
+    texts = prompts()[step * NUM_PROMPTS :][:NUM_PROMPTS]
+    prompt_B = [tuple(ids) for ids in tokenizer(texts)["input_ids"] for _ in range(GROUP)]
     requests = [Request(tokens, seed=1000 * step + i) for i, tokens in enumerate(prompt_B)]
     params = SamplingParams(max_response_len=LENGTH, ignore_eos=True)
     responses = engine.sample(requests, params)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from relax.engines import choice, kv_cache, published, weights
+from relax.engines import choice, decode_attention, kv_cache, published, weights
 from relax.engines.protocol import NotFiniteError, Request, Response, SamplingParams
 from relax.engines.stopping import StopStrings, check_prompts, listed, response_limits
 from relax.errors import ArtifactError, ConfigError
@@ -58,9 +58,10 @@ class TransformersEngine:
             ArtifactError: the directory is not whole or its tensors are not the model's.
         """
         files = published.weight_files(policy)
-        config = published.read_config(policy)
+        config, companions = published.read_config(policy), published.companions_digest(policy)
         # Whatever fails from here on leaves the engine empty, never half of each version.
         model, self._model = self._model, None
+        is_other = model is None or companions != self._companions
         if (
             model is not None
             and published.same_architecture(config, self._config)
@@ -69,12 +70,12 @@ class TransformersEngine:
             weights.swap(model, files)
         else:
             model = weights.build(policy, self._dtype, self._device)
-        self._signature = set(inspect.signature(model.forward).parameters)
-        _check_causal(policy, self._signature)
-        self._policy = policy
-        self._config = config
-        self._tokenizer = published.load_tokenizer(policy)
-        self._eos_ids = published.end_token_ids(policy, self._tokenizer)
+        if is_other:
+            self._signature = set(inspect.signature(model.forward).parameters)
+            _check_causal(policy, self._signature)
+            self._tokenizer = published.load_tokenizer(policy)
+            self._eos_ids = published.end_token_ids(policy, self._tokenizer)
+        self._policy, self._config, self._companions = policy, config, companions
         self._model = model
 
     def sample(self, requests: Sequence[Request], params: SamplingParams) -> list[Response]:
@@ -216,17 +217,18 @@ class _Decoding:
             num_keys = cache.get_seq_length() + token_BP.shape[1]
             mask_BK = torch.ones(len(token_BP), num_keys, dtype=torch.bool)
         if mask_BK is not None and token_BP.shape[1] == 1 and self._takes_final_mask(cache):
-            arguments["attention_mask"] = mask_BK[:, None, None, :]
+            # As what is added to the scores: each layer would make that of a boolean one.
+            bias_BK = torch.zeros(mask_BK.shape, dtype=self._engine._dtype, device=self._device)
+            arguments["attention_mask"] = bias_BK.masked_fill_(~mask_BK, -torch.inf)[:, None, None]
         elif mask_BK is not None:
             arguments["attention_mask"] = mask_BK.to(self._device, torch.long)
         output = self._model(input_ids=token_BP, past_key_values=cache, use_cache=True, **arguments)
         return output.logits[:, -1]
 
     def _takes_final_mask(self, cache: DynamicCache) -> bool:
-        """Whether one boolean mask serves every layer, so that transformers need not make it."""
+        """Whether one mask serves every layer, so that transformers need not make it."""
         return (
-            self._model._supports_attention_backend
-            and self._model.config._attn_implementation == "sdpa"
+            self._model.config._attn_implementation == decode_attention.NAME
             and "position_ids" in self._engine._signature
             and kv_cache.is_plain(cache)
         )

@@ -3,6 +3,7 @@
 Reads headers only; weights are left to the engines.
 """
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,16 @@ def read_config(policy: Path) -> dict[str, Any]:
     if not policy.is_dir():
         raise ArtifactError(f"policy: {policy} is not a directory; name a published policy")
     return _read_json(policy / "config.json")
+
+
+def companions_digest(policy: Path) -> str:
+    """sha256 over names and bytes of all but the weights: equal, and config and tokenizer are."""
+    digest = hashlib.sha256()
+    for path in sorted(policy.iterdir()):
+        if path.is_file() and path.suffix != ".safetensors":
+            content = path.read_bytes()
+            digest.update(f"{path.name} {len(content)}\n".encode() + content)
+    return digest.hexdigest()
 
 
 def same_architecture(config: dict[str, Any], other: dict[str, Any]) -> bool:

@@ -8,6 +8,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from relax.engines import decode_attention
 from relax.errors import ArtifactError
 
 
@@ -37,6 +38,7 @@ def build(policy: Path, dtype: torch.dtype, device: torch.device) -> Any:
             "publish the policy again"
         )
     _check_tied(policy, model)
+    decode_attention.install(model)
     return model.to(device).eval()
 
 

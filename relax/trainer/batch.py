@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from relax.trainer.attention import Reading, make_reading
 from relax.trainer.packing import best_fit
 from relax.trainer.sequences import TrainSequence
 
@@ -22,21 +23,29 @@ MIN_ROW_TOKENS = 64
 class MicroBatch:
     """Packed rows and the places in them that predict a response token.
 
-    position_RL restarts at 0 with each sequence, which is what confines attention to it.
+    reading: who attends to whom; where None, sequences are told apart by positions that restart.
     source_N: flat index into [R, L] of the token that predicts; target_N: the token predicted;
     place_N: flat index into [B, T]. An empty micro-batch has one row of one token and one
     prediction that no result contains, so that a rank without work runs the same collectives.
+    num_tokens: of the sequences; num_distinct: of them that are in the rows.
     """
 
     sample_ids: tuple[int, ...]
     token_RL: Tensor
     position_RL: Tensor
+    reading: Reading | None
     source_N: Tensor
     target_N: Tensor
     place_N: Tensor
     shape_BT: tuple[int, int]
     fields_BT: dict[str, Tensor]
     num_tokens: int
+    num_distinct: int
+
+    @property
+    def inputs(self) -> tuple[Tensor, Tensor, Reading | None, Tensor]:
+        """What a SequenceModel is called with, before the head's own arguments."""
+        return self.token_RL, self.position_RL, self.reading, self.source_N
 
     def unpack(self, values_N: Tensor) -> Tensor:
         """Response-token values as a detached, right-padded [B, T] tensor."""
@@ -52,54 +61,118 @@ class MicroBatch:
         return values_N
 
 
-def lay_out(
-    sequences: Sequence[TrainSequence], row_tokens: int, device: torch.device
+def same_prompt(sequences: Sequence[TrainSequence]) -> list[list[int]]:
+    """Indices of the sequences by prompt, prompts in the order of their first."""
+    families: dict[bytes, list[int]] = {}
+    for index, sequence in enumerate(sequences):
+        families.setdefault(sequence.prompt.tobytes(), []).append(index)
+    return list(families.values())
+
+
+def lay_out_shared(sequences: Sequence[TrainSequence], device: torch.device) -> MicroBatch:
+    """One row of distinct tokens: each prompt once, then what each sequence adds to its own.
+
+    The last token of a sequence predicts nothing and is left out.
+    """
+    tokens, positions, tokens_B, start_of = [], [], [], {}
+    length = 0
+    for sequence in sequences:
+        prompt = sequence.prompt
+        first, key = len(prompt), prompt.tobytes()
+        rest = sequence.tokens[first:-1]
+        if key not in start_of:
+            start_of[key] = length
+            tokens.append(prompt)
+            positions.append(np.arange(first))
+            length += first
+        tokens.append(rest)
+        positions.append(np.arange(first, first + len(rest)))
+        shared = np.arange(start_of[key], start_of[key] + first)
+        tokens_B.append(np.concatenate([shared, np.arange(length, length + len(rest))]))
+        length += len(rest)
+    if not sequences:
+        nothing = np.zeros(1, np.int64)
+        tokens, positions, tokens_B, length = [nothing], [nothing], [nothing], 1
+    return _micro_batch(
+        sequences,
+        np.concatenate(tokens)[None],
+        np.concatenate(positions)[None],
+        tokens_B,
+        device,
+        num_distinct=length if sequences else 0,
+        reading=make_reading(tokens_B, length, device),
+    )
+
+
+def lay_out_rows(
+    sequences: Sequence[TrainSequence], device: torch.device, *, one_row: bool
 ) -> MicroBatch:
-    """Pack sequences into rows of row_tokens (0: chosen from the longest) and index them."""
+    """Sequences side by side in rows as wide as the longest, or all in one row.
+
+    Positions restart with each sequence, which is what confines attention to it.
+    """
     lengths = [len(sequence.tokens) for sequence in sequences]
-    width = max([row_tokens or MIN_ROW_TOKENS, *lengths])
+    width = sum(lengths) if one_row else max([MIN_ROW_TOKENS, *lengths])
     rows = best_fit(lengths, width) or [[]]
     num_columns = max(1, *(sum(lengths[i] for i in row) for row in rows), 1)
     token_RL = np.zeros((len(rows), num_columns), np.int64)
     position_RL = np.zeros((len(rows), num_columns), np.int64)
-    start_B = [0] * len(sequences)
+    tokens_B = [np.zeros(0, np.int64)] * len(sequences)
     for number, row in enumerate(rows):
         column = 0
         for index in row:
             end = column + lengths[index]
             token_RL[number, column:end] = sequences[index].tokens
             position_RL[number, column:end] = np.arange(lengths[index])
-            start_B[index] = number * num_columns + column
+            tokens_B[index] = np.arange(column, end) + number * num_columns
             column = end
         position_RL[number, column:] = np.arange(num_columns - column)
-    source_N, target_N, place_N, response_width = _predictions(sequences, start_B)
+    return _micro_batch(
+        sequences, token_RL, position_RL, tokens_B, device, num_distinct=sum(lengths), reading=None
+    )
+
+
+def _micro_batch(
+    sequences: Sequence[TrainSequence],
+    token_RL: np.ndarray,
+    position_RL: np.ndarray,
+    tokens_B: Sequence[np.ndarray],
+    device: torch.device,
+    *,
+    num_distinct: int,
+    reading: Reading | None,
+) -> MicroBatch:
+    """tokens_B: where each sequence's tokens are, flat in [R, L]."""
+    source_N, target_N, place_N, response_width = _predictions(sequences, tokens_B)
     return MicroBatch(
         sample_ids=tuple(sequence.sample_id for sequence in sequences),
         token_RL=torch.from_numpy(token_RL).to(device),
         position_RL=torch.from_numpy(position_RL).to(device),
+        reading=reading,
         source_N=torch.from_numpy(source_N).to(device),
         target_N=torch.from_numpy(target_N).to(device),
         place_N=torch.from_numpy(place_N).to(device),
         shape_BT=(len(sequences), response_width),
         fields_BT=_pad_fields(sequences, response_width, device),
-        num_tokens=sum(lengths),
+        num_tokens=sum(len(sequence.tokens) for sequence in sequences),
+        num_distinct=num_distinct,
     )
 
 
 def _predictions(
-    sequences: Sequence[TrainSequence], start_B: Sequence[int]
+    sequences: Sequence[TrainSequence], tokens_B: Sequence[np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
     """Flat sources, targets and [B, T] places of every response token, and T."""
     response_width = max((sequence.response_len for sequence in sequences), default=0)
-    sources, targets, places = [], [], []
-    for number, (sequence, start) in enumerate(zip(sequences, start_B, strict=True)):
-        first = len(sequence.tokens) - sequence.response_len
-        sources.append(np.arange(first - 1, len(sequence.tokens) - 1) + start)
-        targets.append(sequence.tokens[first:])
-        places.append(np.arange(sequence.response_len) + number * response_width)
     if response_width == 0:
         nothing = np.zeros(0, np.int64)
         return np.zeros(1, np.int64), np.zeros(1, np.int64), nothing, 0
+    sources, targets, places = [], [], []
+    for number, (sequence, tokens) in enumerate(zip(sequences, tokens_B, strict=True)):
+        first = len(sequence.prompt)
+        sources.append(tokens[first - 1 : len(sequence.tokens) - 1])
+        targets.append(sequence.tokens[first:])
+        places.append(np.arange(sequence.response_len) + number * response_width)
     return np.concatenate(sources), np.concatenate(targets), np.concatenate(places), response_width
 
 

@@ -23,6 +23,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from relax.errors import ArtifactError, ConfigError
+from relax.trainer import attention
 from relax.trainer.heads import LogpHead, SequenceModel, ValueHead
 from relax.trainer.model_files import ModelFiles
 from relax.trainer.options import TrainerOptions
@@ -57,9 +58,12 @@ def construct(model_dir: Path, options: TrainerOptions, head: HeadKind) -> Seque
     if not (model_dir / "config.json").is_file():
         raise ArtifactError(f"model {model_dir}: no config.json; not a Hugging Face directory")
     config = AutoConfig.from_pretrained(model_dir, local_files_only=True)
+    kernel: str = options.attention
+    if kernel == "sdpa" and attention.is_plain(config):
+        kernel = attention.NAME
     with parameters_on_meta():
         model = AutoModelForCausalLM.from_config(
-            config, dtype=master_dtype(options), attn_implementation=options.attention
+            config, dtype=master_dtype(options), attn_implementation=kernel
         )
         value_head = ValueHead(config.hidden_size, master_dtype(options))
     decoder = cast(PreTrainedModel, model.base_model)

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from relax.trainer import attention
+from relax.trainer.attention import Reading
 from relax.trainer.device import wider
 from relax.trainer.logprob import linear_logp, top_words
 
@@ -63,13 +65,31 @@ class SequenceModel(nn.Module):
         self.eval()
 
     def forward(
-        self, token_RL: Tensor, position_RL: Tensor, source_N: Tensor, *head_arguments
+        self,
+        token_RL: Tensor,
+        position_RL: Tensor,
+        reading: Reading | None,
+        source_N: Tensor,
+        *head_arguments,
     ) -> tuple[Tensor, ...]:
-        """The head's outputs where source_N (flat into [R, L]) predicts."""
+        """The head's outputs where source_N (flat into [R, L]) predicts.
+
+        reading: who attends to whom, given where the model shares_prompts.
+        """
         hidden_RLH = self.decoder(
-            input_ids=token_RL, position_ids=position_RL, attention_mask=None, use_cache=False
+            input_ids=token_RL,
+            position_ids=position_RL,
+            attention_mask=None,
+            use_cache=False,
+            **({} if reading is None else {"reading": reading}),
         ).last_hidden_state
-        return self.head(hidden_RLH.flatten(0, 1)[source_N], *head_arguments)
+        hidden_NH = hidden_RLH.flatten(0, 1).index_select(0, source_N)
+        return self.head(hidden_NH, *head_arguments)
+
+    @property
+    def shares_prompts(self) -> bool:
+        """Whether its attention goes by a Reading instead of by positions that restart."""
+        return self.decoder.config._attn_implementation == attention.NAME
 
     @property
     def is_tied(self) -> bool:

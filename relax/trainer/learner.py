@@ -5,6 +5,7 @@ Shapes: B responses, T response positions (right-padded), N response tokens of a
 
 import math
 import warnings
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -68,7 +69,7 @@ class Learner:
         in a row raises NonFiniteError and leaves the batch in inspect_dir, if one is given.
         """
         watch = Stopwatch()
-        num_tokens, num_places, suspects = 0, 0, []
+        size, suspects = Counter(), []
         sums: dict[str, Tensor] = {}
         plan = self._model.plan(sequences)
         for number, members in enumerate(plan):
@@ -76,8 +77,11 @@ class Learner:
                 batch = self._model.lay_out([sequences[index] for index in members])
             self._model.set_last_micro_batch(number == len(plan) - 1)
             parts = self._backward(batch, loss, watch)
-            num_tokens += batch.num_tokens
-            num_places += batch.token_RL.numel()
+            size.update(
+                tokens=batch.num_tokens,
+                distinct=batch.num_distinct,
+                places=batch.token_RL.numel(),
+            )
             if parts and not math.isfinite(parts["loss"].item()):
                 suspects += batch.sample_ids
             for name, value in parts.items():
@@ -91,7 +95,7 @@ class Learner:
                 metrics["skipped_steps"] = 0.0
             else:
                 metrics["skipped_steps"] = 1.0
-        self._note_timing(watch, num_tokens, num_places, sequences)
+        self._note_timing(watch, size, sequences)
         if metrics["skipped_steps"]:
             self._skip(metrics, suspects, sequences, inspect_dir)
         return metrics
@@ -209,18 +213,15 @@ class Learner:
         )
 
     def _note_timing(
-        self,
-        watch: Stopwatch,
-        num_tokens: int,
-        num_places: int,
-        sequences: Sequence[TrainSequence],
+        self, watch: Stopwatch, size: Counter[str], sequences: Sequence[TrainSequence]
     ) -> None:
         total_s = watch.total()
         self.timing = {f"{name}_s": value for name, value in watch.seconds.items()}
         self.timing |= {
             "step_s": total_s,
-            "tokens_per_s": num_tokens / total_s,
-            "padding_waste": 1 - num_tokens / max(1, num_places),
+            "tokens_per_s": size["tokens"] / total_s,
+            "padding_waste": 1 - size["distinct"] / max(1, size["places"]),
+            "shared_tokens": 1 - size["distinct"] / max(1, size["tokens"]),
             "peak_memory_gib": peak_memory_gib(),
         }
         peak = peak_flops()

@@ -18,8 +18,7 @@ class TrainerOptions:
     clip_grad: largest global gradient norm (0: no clipping). weight_decay applies to matrices.
     temperature: logits are divided by it, as they were when the responses were sampled.
     max_tokens_per_gpu: tokens of one micro-batch; micro_batch_size: sequences of one micro-batch
-    instead (0: use max_tokens_per_gpu). row_tokens: width of the rows that sequences are packed
-    into (0: chosen); attention costs row width per token.
+    instead (0: use max_tokens_per_gpu).
     dtype: of the computation; parameters and gradients are float32 master copies either way.
     float64 is for proofs on a CPU: parameters, gradients and optimizer state are float64 then too.
     sampling_dtype: of the published weights and of their hash.
@@ -46,7 +45,6 @@ class TrainerOptions:
     temperature: float = 1.0
     max_tokens_per_gpu: int = 16384
     micro_batch_size: int = 0
-    row_tokens: int = 0
     seed: int = 0
     dtype: ComputeDtype = "float32"
     sampling_dtype: Dtype = "float32"
@@ -66,7 +64,7 @@ class TrainerOptions:
             self._check(name, 0 <= getattr(self, name) < 1, "at least 0 and below 1")
         for name in ("weight_decay", "clip_grad", "min_lr", "lr_warmup_steps"):
             self._check(name, getattr(self, name) >= 0, "0 or more")
-        for name in ("micro_batch_size", "row_tokens", "recompute_every"):
+        for name in ("micro_batch_size", "recompute_every"):
             self._check(name, getattr(self, name) >= 0, "0 or more")
         for name in ("max_tokens_per_gpu", "replicate"):
             self._check(name, getattr(self, name) >= 1, "1 or more")

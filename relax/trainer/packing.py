@@ -70,10 +70,41 @@ def plan_tokens(lengths: Sequence[int], budget: int, num_ranks: int) -> list[lis
     return _deal(bins, lengths, num_ranks)
 
 
-def plan_count(lengths: Sequence[int], size: int, num_ranks: int) -> list[list[list[int]]]:
+def plan_families(
+    lengths: Sequence[int], families: Sequence[Sequence[int]], budget: int, num_ranks: int
+) -> list[list[list[int]]]:
+    """plan_tokens with the sequences of a family in one micro-batch, as far as that costs nothing.
+
+    Families are cut into ever more parts until the plan has no more micro-batches, and its fullest
+    rank at most 2 % more tokens, than sequences dealt one by one.
+    """
+    one_by_one = plan_tokens(lengths, budget, num_ranks)
+    fullest = _fullest_rank(one_by_one, lengths)
+    largest = max(map(len, families), default=0)
+    for size in (-(-largest // parts) for parts in (1, 2, 4, 8) if parts < largest):
+        units = [family[i : i + size] for family in families for i in range(0, len(family), size)]
+        loads = [sum(lengths[i] for i in unit) for unit in units]
+        if max(loads) > budget:
+            continue
+        plan = [
+            [[i for unit in members for i in units[unit]] for members in rank]
+            for rank in plan_tokens(loads, budget, num_ranks)
+        ]
+        is_level = _fullest_rank(plan, lengths) <= 1.02 * fullest
+        if is_level and len(plan[0]) <= len(one_by_one[0]):
+            return plan
+    return one_by_one
+
+
+def _fullest_rank(plan: Sequence[Sequence[Sequence[int]]], lengths: Sequence[int]) -> int:
+    return max(sum(lengths[i] for members in rank for i in members) for rank in plan)
+
+
+def plan_count(
+    lengths: Sequence[int], order: Sequence[int], size: int, num_ranks: int
+) -> list[list[list[int]]]:
     """Micro-batches of at most `size` sequences in the order given: [rank][micro-batch][i]."""
-    order = range(len(lengths))
-    bins = [list(order[i : i + size]) for i in range(0, len(lengths), size)]
+    bins = [list(order[i : i + size]) for i in range(0, len(order), size)]
     bins += [[] for _ in range(-len(bins) % num_ranks)]
     return _deal(bins, lengths, num_ranks)
 

@@ -121,7 +121,9 @@ def _whole_tensors(
         weight = model.weights[source].detach()
         # Rounding commutes with gathering, and halves what is sent.
         whole = weight.to(dtype)
-        whole = whole.full_tensor() if isinstance(whole, DTensor) else whole
+        if isinstance(whole, DTensor):
+            alone = whole.device_mesh.size() == 1
+            whole = whole.to_local() if alone else whole.full_tensor()
         yield name, whole.to("cpu", copy=True).contiguous()
 
 
@@ -142,7 +144,7 @@ def _write_companions(
 ) -> None:
     for file in ModelFiles(model.model_dir).companions():
         shutil.copyfile(file, staging / file.name)
-    described = {**model.config.to_diff_dict(), "dtype": dtype}
+    described = {**model.described, "dtype": dtype}
     (staging / "config.json").write_text(json.dumps(described, indent=2, sort_keys=True) + "\n")
     if len(set(file_of.values())) > 1:
         itemsize = DTYPES[dtype].itemsize

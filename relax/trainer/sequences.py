@@ -27,6 +27,11 @@ class TrainSequence:
     response_len: int
     fields: Mapping[str, np.ndarray] = field(default_factory=dict)
 
+    @property
+    def prompt(self) -> np.ndarray:
+        """The tokens before the response."""
+        return self.tokens[: len(self.tokens) - self.response_len]
+
     def __post_init__(self) -> None:
         """A response token needs a token before it that predicts it, and a value in each field."""
         if not 0 <= self.response_len < len(self.tokens):

@@ -13,10 +13,11 @@ import torch.distributed as dist
 from torch import Tensor
 from transformers import AutoConfig
 
-from relax.trainer.batch import MicroBatch, lay_out
+from relax.trainer.batch import MicroBatch, lay_out_rows, lay_out_shared, same_prompt
 from relax.trainer.build import HeadKind, build, fsdp_modules
+from relax.trainer.device import keep_freed_memory
 from relax.trainer.options import TrainerOptions
-from relax.trainer.packing import plan_count, plan_tokens
+from relax.trainer.packing import plan_count, plan_families
 from relax.trainer.ranks import ensure_group, gather, make_mesh
 from relax.trainer.sequences import TrainSequence
 
@@ -26,17 +27,19 @@ Thing = TypeVar("Thing")
 class ShardedModel:
     """Decoder and head over a mesh; every rank calls every method with the same arguments.
 
-    weights: Hugging Face name -> sharded parameter, sorted by name.
+    weights: Hugging Face name -> sharded parameter, sorted by name. described: its config.json.
     """
 
     def __init__(self, model_dir: Path, options: TrainerOptions, head: HeadKind) -> None:
         """Read a Hugging Face directory; each rank reads its own rows only."""
         ensure_group()
+        keep_freed_memory()
         self.options = options
         self.model_dir = Path(model_dir)
         self.mesh = make_mesh(options.replicate)
         self.module = build(self.model_dir, options, head, self.mesh)
         self.config = AutoConfig.from_pretrained(self.model_dir, local_files_only=True)
+        self.described = self.config.to_diff_dict()
         self.weights = self.module.named_weights()
         self.device = torch.device(self.mesh.device_type)
 
@@ -50,25 +53,30 @@ class ShardedModel:
         """This rank's micro-batches, as indices into sequences; as many as any other rank's."""
         lengths = [len(sequence.tokens) for sequence in sequences]
         num_ranks = dist.get_world_size()
+        families = [[index] for index in range(len(sequences))]
+        if self.module.shares_prompts:
+            families = same_prompt(sequences)
         if self.options.micro_batch_size:
-            ranks = plan_count(lengths, self.options.micro_batch_size, num_ranks)
+            order = [index for family in families for index in family]
+            ranks = plan_count(lengths, order, self.options.micro_batch_size, num_ranks)
         else:
-            ranks = plan_tokens(lengths, self.options.max_tokens_per_gpu, num_ranks)
+            budget = self.options.max_tokens_per_gpu
+            ranks = plan_families(lengths, families, budget, num_ranks)
         return ranks[dist.get_rank()]
 
     def lay_out(self, sequences: Sequence[TrainSequence]) -> MicroBatch:
-        """Pack the sequences of one micro-batch."""
-        row_tokens = self.options.row_tokens
-        if self.options.attention == "flash_attention_2":
-            # Its cost does not depend on the row's width: one row, no padding.
-            row_tokens = sum(len(sequence.tokens) for sequence in sequences)
-        return lay_out(sequences, row_tokens, self.device)
+        """The sequences of one micro-batch, as the model's attention wants them."""
+        if self.module.shares_prompts:
+            return lay_out_shared(sequences, self.device)
+        # The cost of flash attention does not depend on the row's width: one row, no padding.
+        one_row = self.options.attention == "flash_attention_2"
+        return lay_out_rows(sequences, self.device, one_row=one_row)
 
     def outputs(self, batch: MicroBatch, temperature: float) -> dict[str, Tensor]:
         """The head's outputs at the N response tokens, by name; float32 (float64 of float64)."""
         head = self.module.head
         arguments = (batch.target_N, temperature) if "logp" in head.outputs else ()
-        values = self.module(batch.token_RL, batch.position_RL, batch.source_N, *arguments)
+        values = self.module(*batch.inputs, *arguments)
         return dict(zip(head.outputs, values, strict=True))
 
     def rows(
@@ -94,8 +102,7 @@ class ShardedModel:
         mine: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         for members, batch in self._forward_only(sequences):
             with torch.no_grad():
-                inputs = (batch.token_RL, batch.position_RL, batch.source_N)
-                found = self.module(*inputs, batch.target_N, temperature, num_top)
+                found = self.module(*batch.inputs, batch.target_N, temperature, num_top)
             words_NK, logp_NK = (value_NK.cpu().numpy() for value_NK in found)
             start = 0
             for index in members:

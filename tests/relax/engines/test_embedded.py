@@ -280,6 +280,21 @@ def test_second_load_swaps_weights(make_model, tmp_path, tied, head):
     )
 
 
+def test_end_tokens_follow_a_policy_whose_weights_alone_are_swapped(make_model, tmp_path):
+    first = make_model(seed=1)
+    second = changed(first, tmp_path / "second", lambda tensors: None)
+    described = json.loads((second / "generation_config.json").read_text())
+    described["eos_token_id"] = [EOS, 77]
+    (second / "generation_config.json").write_text(json.dumps(described))
+    engine = opened(first)
+    model, tokenizer = engine._model, engine._tokenizer
+    engine.load(first)
+    assert (engine._model, engine._tokenizer, engine._eos_ids) == (model, tokenizer, (EOS,))
+    engine.load(second)
+    assert (engine._model, engine._eos_ids) == (model, (EOS, 77))
+    assert engine._tokenizer is not tokenizer
+
+
 def test_stale_tied_head_is_refused(make_model, tmp_path):
     def stale(tensors):
         tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"] * 2

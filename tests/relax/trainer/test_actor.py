@@ -20,19 +20,20 @@ def reference_logp(model, sequence, temperature):
     return logp_T[len(logp_T) - sequence.response_len :].numpy()
 
 
-@pytest.mark.parametrize("row_tokens", [0, 30, 1000])
-@pytest.mark.parametrize("model", ["tied_dir", "untied_dir"])
-def test_packed_logp_is_that_of_the_sequence_alone(request, model, row_tokens):
+@pytest.mark.parametrize("budget", [17, 60, 1000])
+@pytest.mark.parametrize("model", ["tied_dir", "untied_dir", "window_dir"])
+def test_packed_logp_is_that_of_the_sequence_alone(request, model, budget):
     directory = request.getfixturevalue(model)
-    options = dataclasses.replace(OPTIONS, row_tokens=row_tokens, max_tokens_per_gpu=1000)
+    options = dataclasses.replace(OPTIONS, max_tokens_per_gpu=budget)
     sequences = make_sequences(20)
     actor = Actor.load(directory, options, num_schedule_steps=1)
+    assert actor._model.module.shares_prompts == (model != "window_dir")
     reference = AutoModelForCausalLM.from_pretrained(directory)
     for sequence, logp_T in zip(sequences, actor.logp(sequences, 0.7), strict=True):
         np.testing.assert_allclose(logp_T, reference_logp(reference, sequence, 0.7), atol=2e-5)
 
 
-@pytest.mark.parametrize("model", ["tied_dir", "untied_dir"])
+@pytest.mark.parametrize("model", ["tied_dir", "untied_dir", "window_dir"])
 def test_steps_match_plain_torch(request, model):
     directory = request.getfixturevalue(model)
     sequences = make_sequences(16)

@@ -251,7 +251,7 @@ def test_a_model_without_weights_or_config_is_named(tied_dir, tmp_path):
 
 
 def test_timing_of_a_step(tied_dir):
-    actor = load(tied_dir, max_tokens_per_gpu=1000, row_tokens=40)
+    actor = load(tied_dir, max_tokens_per_gpu=1000)
     step(actor)
     timing = actor.timing
     phases = ("data", "forward", "loss", "backward", "communication", "optimizer")

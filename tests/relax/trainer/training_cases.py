@@ -6,11 +6,14 @@ from relax.trainer.sequences import LossParts, TrainSequence
 
 
 def make_sequences(count: int, seed: int = 0) -> list[TrainSequence]:
+    """Ragged ones; three after each other answer the same prompt."""
     generator = np.random.default_rng(seed)
     sequences = []
     for sample_id in range(count):
         length = int(generator.integers(1, 12))
-        tokens = generator.integers(0, 61, int(generator.integers(1, 6)) + length)
+        if sample_id % 3 == 0:
+            prompt = generator.integers(0, 61, int(generator.integers(1, 6)))
+        tokens = np.concatenate([prompt, generator.integers(0, 61, length)])
         fields = {
             "advantage": generator.normal(size=length).astype(np.float32),
             "mask": np.ones(length, np.float32),
