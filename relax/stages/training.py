@@ -159,7 +159,8 @@ def learners_before(
 def _fresh(run: Run, options: TrainerOptions) -> Learners:
     """The learners that the run starts with."""
     settings, length = run.config.model, run.schedule_steps
-    actor = Actor.load(given_model(run, "model"), options, num_schedule_steps=length)
+    idle = run.config.algorithm.num_critic_only_steps * run.config.optimizer_steps
+    actor = Actor.load(given_model(run, "model"), options, num_schedule_steps=max(1, length - idle))
     if "critic" not in rules.row_of(run.config).needs:
         return Learners(actor, None)
     rate = run.config.update.critic_lr or run.config.update.lr

@@ -101,7 +101,7 @@ def optimizer_steps(
             continue
         found = {}
         if learners.critic is not None:
-            found |= critic_step(learners.critic, batch, config, counts)
+            found |= critic_step(learners.critic, batch, config, counts, inspect_dir=inspect_dir)
         if step >= config.algorithm.num_critic_only_steps:
             first = place == 0
             found |= actor_step(
@@ -156,12 +156,19 @@ def moving(batch: list[TrainSequence]) -> list[TrainSequence]:
 
 
 def critic_step(
-    critic: Critic, batch: list[TrainSequence], config: Config, counts: StepCounts
+    critic: Critic,
+    batch: list[TrainSequence],
+    config: Config,
+    counts: StepCounts,
+    *,
+    inspect_dir: Path | None = None,
 ) -> dict[str, float]:
     """One optimizer step of the critic."""
     settings = config.algorithm.model_dump()
     loss = critic_loss(rules.row_of(config), settings, counts)
-    found = critic.train_step(batch, lambda tensors: LossParts(*loss(tensors)))
+    found = critic.train_step(
+        batch, lambda tensors: LossParts(*loss(tensors)), inspect_dir=inspect_dir
+    )
     return _named(found, "train/critic-")
 
 
@@ -254,8 +261,7 @@ def group_order(seed: int, step: int, num_groups: int) -> np.ndarray:
 
 def _named(found: dict[str, float], prefix: str) -> dict[str, float]:
     """The trainer's own numbers under the names of the metrics table."""
-    own = {"grad_norm", "lr"}
+    own = {"grad_norm", "lr", "skipped_steps"}
     named = {prefix + name if name in own else name: value for name, value in found.items()}
-    skipped = named.pop("skipped_steps")
     named.pop("loss")  # train/loss, or the critic's value_loss, is the same number
-    return named | ({"train/skipped_steps": skipped} if prefix == "train/" else {})
+    return named

@@ -8,7 +8,8 @@ import pytest
 from safetensors.torch import load_file
 from stage_cases import do, made_rollout, metrics_of, settings_of, started, train
 
-from relax.errors import ArtifactError
+from relax.errors import ArtifactError, TrainingError
+from relax.stages import update
 from relax.stages.columns import counted_masks, score_lists
 from relax.stages.perform import Warm
 from relax.stages.training import learners_before, steps_behind, trainer_options
@@ -94,6 +95,37 @@ def test_critic_only_rollouts_leave_the_policy_to_the_bit(settings, models):
             assert ("train/loss" in found) is (step == 2)
             assert found["train/critic-grad_norm"] > 0
     assert steps_behind(run, 3) == {"actor": 2, "critic": 6}
+
+
+def test_the_actors_schedule_ends_with_the_run(settings):
+    changed = dict(num_rollout=4, num_critic_only_steps=2, num_steps_per_rollout=2)
+    run = train(settings(**changed, lr_decay_style="linear", lr=1e-3, critic_lr=1e-3))
+    rates = {
+        name: [found[name] for step in range(4) for found in metrics_of(run, step) if name in found]
+        for name in ("train/lr", "train/critic-lr")
+    }
+    assert rates["train/lr"] == pytest.approx([1e-3, 7.5e-4, 5e-4, 2.5e-4])
+    assert rates["train/critic-lr"] == pytest.approx([1e-3 * (8 - n) / 8 for n in range(8)])
+
+
+def test_a_critic_step_that_is_not_finite_is_counted_and_its_batch_kept(settings, monkeypatch):
+    def endless(row, algorithm, counts):
+        return lambda tensors: (tensors["value_BT"].sum() * float("nan"), {})
+
+    monkeypatch.setattr(update, "critic_loss", endless)
+    run = started(settings(num_steps_per_rollout=4, num_critic_only_steps=1))
+    with (
+        pytest.warns(RuntimeWarning, match="optimizer step 0: loss = nan"),
+        pytest.raises(TrainingError, match=r"3 in a row: stopped; the batch is in .*000000"),
+    ):
+        do(run, 0, STAGES_OF_PPO)
+    assert len(list((run.root / "inspect/000000").glob("sample-*.npz"))) == 4
+    run = started(settings(num_steps_per_rollout=2, num_critic_only_steps=1))
+    with pytest.warns(RuntimeWarning, match="loss = nan"):
+        do(run, 0, STAGES_OF_PPO)
+    for found in metrics_of(run, 0):
+        assert found["train/critic-skipped_steps"] == 1
+        assert "train/critic-lr" not in found
 
 
 @pytest.fixture(scope="module")

@@ -79,7 +79,7 @@ PRESENT: dict[str, set[str]] = {
     "train/opd_topk_overlap": {"grpo opd overlap"},
     **dict.fromkeys(
         ["train/critic-value_loss", "train/critic-value_clipfrac", "train/critic-grad_norm",
-         "train/critic-lr"],
+         "train/critic-lr", "train/critic-skipped_steps"],
         names("ppo*"),
     ),
     **dict.fromkeys(
