@@ -102,9 +102,9 @@ class ExternalEngine:
         """
         files = published.weight_files(policy)
         self._config = published.read_config(policy)
-        if "lm_head.weight" not in frozenset().union(*files.values()):
+        if published.HEAD not in frozenset().union(*files.values()):
             raise ArtifactError(
-                f"{policy}: lm_head.weight is not published; a live vLLM server would keep the "
+                f"{policy}: {published.HEAD} is not published; a live vLLM server would keep the "
                 "old head, write it explicitly also where it is tied"
             )
         self._policy = policy.resolve()

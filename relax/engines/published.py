@@ -1,17 +1,24 @@
 """A published policy directory (Hugging Face layout, safetensors): is it whole, where does it end.
 
-Reads headers only; weights are left to the engines.
+Reads headers; weights are left to the engines.
 """
 
 import hashlib
 import json
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
+from safetensors import safe_open
+from safetensors.torch import save_file
+
 from relax.errors import ArtifactError
 
+HEAD = "lm_head.weight"
 _WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
+_METADATA = {"format": "pt"}
 
 
 def weight_files(policy: Path) -> dict[Path, frozenset[str]]:
@@ -42,6 +49,37 @@ def read_config(policy: Path) -> dict[str, Any]:
     if not policy.is_dir():
         raise ArtifactError(f"policy: {policy} is not a directory; name a published policy")
     return _read_json(policy / "config.json")
+
+
+def with_explicit_head(policy: Path, directory: Path) -> Path:
+    """`policy`, or `directory` with links to its files and a tied head as a tensor of its own.
+
+    A live vLLM server keeps its old head where the files that it reloads name none.
+    """
+    files, config = weight_files(policy), read_config(policy)
+    where = {name: path for path, names in files.items() for name in names}
+    tables = [name for name in where if name.endswith("embed_tokens.weight")]
+    is_tied = config.get("text_config", config).get("tie_word_embeddings", True)
+    if HEAD in where or not is_tied or len(tables) != 1:
+        return policy
+    if directory.is_dir():
+        return directory
+    scratch = directory.with_name(f".{directory.name}-{os.getpid()}")
+    scratch.mkdir(parents=True)
+    for path in policy.iterdir():
+        if path.name != _INDEX:
+            (scratch / path.name).symlink_to(path.resolve())
+    with safe_open(where[tables[0]], framework="pt") as file:
+        save_file({HEAD: file.get_tensor(tables[0])}, scratch / "head.safetensors", _METADATA)
+    names = {name: path.name for name, path in where.items()} | {HEAD: "head.safetensors"}
+    (scratch / _INDEX).write_text(json.dumps({"metadata": {}, "weight_map": names}))
+    try:
+        scratch.rename(directory)
+    except OSError:
+        if not directory.is_dir():
+            raise
+        shutil.rmtree(scratch)  # another process was first
+    return directory
 
 
 def companions_digest(policy: Path) -> str:

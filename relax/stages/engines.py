@@ -14,6 +14,7 @@ from relax.config import RolloutSection
 from relax.data.prompts import load_tokenizer
 from relax.engines import Engine, Request, SamplingParams, open_engine
 from relax.engines.conversation import Sampled, converse, load_generate, plain
+from relax.engines.published import with_explicit_head
 from relax.errors import ArtifactError
 from relax.stages.models import given_model
 from relax.stages.pool import EnginePool
@@ -126,9 +127,17 @@ def engines_for(run: Run, version: int, warm: Any) -> Engines:
         warm.engine = open_engines(run.config.rollout, run.config.run.num_threads)
     if warm.engine_at != wanted:
         warm.engine_at = ""
-        warm.engine.load(checked_policy(run, version))
+        warm.engine.load(_policy_for_engines(run, version))
         warm.engine_at = wanted
     return warm.engine
+
+
+def _policy_for_engines(run: Run, version: int) -> Path:
+    """A policy where the engines can read it: servers see neither a node's copy nor a tied head."""
+    if version or run.config.rollout.rollout_engine != "external":
+        return checked_policy(run, version)
+    given = Path(run.config.model.hf_checkpoint).resolve()
+    return with_explicit_head(given, run.root.resolve() / "start-with-head")
 
 
 def drop_engines(warm: Any) -> None:

@@ -1,5 +1,6 @@
 """Tiny random models in Hugging Face layout, one directory each."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -7,6 +8,9 @@ import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast, set_seed
+
+# What several folders of tests share.
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 EOS = 1
 VOCAB_SIZE = 258

@@ -1,18 +1,13 @@
 """A fake server speaks vLLM's HTTP; test_external_vllm below asks a real one."""
 
 import json
-import os
-import socket
-import subprocess
-import sys
 import threading
-import time
-import urllib.request
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file, save_file
+from vllm_server import vllm_server
 
 from relax.engines import Request, SamplingParams, open_engine
 from relax.errors import ArtifactError, ConfigError
@@ -183,34 +178,8 @@ def test_nan_is_named(servers, policy):
 @pytest.fixture(scope="module")
 def vllm_address(make_model):
     pytest.importorskip("vllm")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = (
-        f"-m vllm.entrypoints.openai.api_server --model {make_model()} --port {port} "
-        "--dtype float32 --enforce-eager --logprobs-mode processed_logprobs"
-    )
-    settings = {
-        "HF_HUB_OFFLINE": "1",
-        "OMP_NUM_THREADS": "1",
-        "TORCHDYNAMO_DISABLE": "1",
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_SERVER_DEV_MODE": "1",
-    }
-    process = subprocess.Popen([sys.executable, *command.split()], env=os.environ | settings)
-    try:
-        for _ in range(240):
-            assert process.poll() is None, "the vLLM server died"
-            try:
-                urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5)
-                break
-            except OSError:
-                time.sleep(0.5)
-        yield f"127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        process.wait(30)
+    with vllm_server(make_model()) as address:
+        yield address
 
 
 @pytest.mark.integration

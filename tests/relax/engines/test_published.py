@@ -3,10 +3,13 @@ import shutil
 from types import SimpleNamespace
 
 import pytest
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from relax.engines import published
 from relax.errors import ArtifactError
+
+EMBEDDING = "model.embed_tokens.weight"
 
 
 @pytest.fixture
@@ -91,3 +94,24 @@ def test_same_architecture():
     config = {"hidden_size": 64, "dtype": "float32"}
     assert published.same_architecture(config, {"hidden_size": 64, "dtype": "bfloat16"})
     assert not published.same_architecture(config, {"hidden_size": 65, "dtype": "float32"})
+
+
+def test_a_tied_head_is_spelled_out_beside_links_to_the_rest(tiny, copied, tmp_path):
+    AutoModelForCausalLM.from_pretrained(copied).save_pretrained(
+        tmp_path / "shards", max_shard_size="200KB"
+    )
+    for policy in (copied, tmp_path / "shards"):
+        spelled = published.with_explicit_head(policy, tmp_path / f"{policy.name}-head")
+        files = published.weight_files(spelled)
+        assert published.HEAD in files[spelled / "head.safetensors"]
+        head = load_file(spelled / "head.safetensors")[published.HEAD]
+        (table,) = (path for path, names in files.items() if EMBEDDING in names)
+        assert (head == load_file(table)[EMBEDDING]).all()
+        assert published.with_explicit_head(policy, spelled) == spelled
+        assert published.with_explicit_head(spelled, tmp_path / "none") == spelled
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith(".")) == []
+
+
+def test_an_untied_model_has_its_head_already(make_model, tmp_path):
+    policy = make_model(tie_word_embeddings=False)
+    assert published.with_explicit_head(policy, tmp_path / "none") == policy

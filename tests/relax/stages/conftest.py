@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-# What tests share with the processes that they start lies beside them.
+# What tests share with the processes that they start lies beside them, the rest above.
+sys.path.insert(0, str(Path(__file__).parents[2]))
 sys.path.insert(0, str(Path(__file__).parent))
 os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
 

@@ -1,7 +1,11 @@
 """The stage with vLLM: the trainer recomputes what it sampled, turns and tools, shards."""
 
+import json
+import urllib.request
+
 import pytest
 from rollout_cases import do, plain_logp, prompts_of, responses_of, train_all
+from vllm_server import vllm_server
 
 from relax.analytics import open_run
 from relax.stages.mismatch import LARGEST
@@ -33,6 +37,27 @@ def test_the_trainer_agrees_with_vllm_through_changes_of_weights(base_settings):
     assert max(gaps.values()) < 1e-3
     moved = [run.policy_hash(version) for version in range(4)]
     assert len(set(moved)) == 4
+
+
+def test_a_run_over_a_server_that_runs_already(base_settings, stage_model):
+    """The server is given each version, the first with its tied head spelled out."""
+    with vllm_server(stage_model) as address:
+        run = train_all({
+            **base_settings, "rollout_engine": "external",
+            "rollout_external_engine_addrs": ["127.0.0.1:9", address], "num_rollout": 3,
+            "rollout_temperature": 0.8, "rollout_max_response_len": 24, "lr": 1e-2,
+        })  # fmt: skip
+        held = json.load(urllib.request.urlopen(f"http://{address}/weight_info", timeout=30))
+    assert held["weight_version"] == str(run.policy_dir(2))
+    gaps = [
+        value
+        for (value,) in open_run(run.root)
+        .sql(f"SELECT value FROM metrics WHERE metric = '{LARGEST}' ORDER BY step")
+        .fetchall()
+    ]
+    assert len(gaps) == 3
+    assert max(gaps) < 1e-3
+    assert len({run.policy_hash(version) for version in range(4)}) == 4
 
 
 def test_tools_between_the_turns_of_vllm(start, stage_model, tmp_path):
