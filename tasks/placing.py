@@ -11,7 +11,7 @@ from pathlib import Path
 
 from relax.config import Config
 from relax.stages import is_round
-from relax.stages.rounds import is_dynamic, prompts_per_round
+from relax.stages.rounds import is_dynamic, prompts_per_round, round_of
 from slurm.resources import Resources
 from slurm.site import Site, load_site
 from slurm.submit import Order
@@ -26,6 +26,9 @@ def gang(config: Config, planned: Sequence[str], stage: str) -> tuple[str, ...]:
     The same for each of its members, so that two flows that ask for different ones claim the
     same job.
     """
+    if is_round(stage):  # how many there will be no plan knows
+        number = round_of(stage)
+        planned = (f"rollout.{number}", f"reward.{number}")
     if stage not in planned or not config.allocation_of(stage):
         return (stage,)
     first = last = planned.index(stage)
@@ -40,7 +43,7 @@ def _together(config: Config, one: str, other: str) -> bool:
     if dealt(config, one) or dealt(config, other):
         return False
     if is_round(one) != is_round(other):
-        return False  # whether another round comes between them is not known when they are planned
+        return False  # whether another round comes between them is not known yet
     same = config.allocation_of(one) == config.allocation_of(other)
     return same and config.placement_of(one) == config.placement_of(other) == "job"
 

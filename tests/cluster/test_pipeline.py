@@ -12,6 +12,7 @@ from flows import train
 from flows.cli import train as train_command
 from flows.launch import launch
 from relax.flags import load_config
+from relax.stages.rounds import num_rounds
 from relax.store import Run
 from slurm import records
 from tasks.stage import perform
@@ -123,6 +124,27 @@ def test_one_job_a_step_gives_the_weights_of_the_inline_run(lab, settings, tmp_p
     assert [p.name for p in sorted((on_slurm.root / "jobs").iterdir())] == [
         "000000-rollout-1",
         "000001-rollout-1",
+    ]
+
+
+def test_rounds_of_dynamic_sampling_run_as_jobs(lab, settings, tmp_path):
+    """Round after round in jobs of their own, until enough groups differ: as inline, to the bit."""
+    own = {
+        **settings,
+        "num_rollout": 1,
+        "n_samples_per_prompt": 2,
+        "over_sampling_batch_size": 8,
+        "dynamic_sampling_filter_path": "reward_spread",
+        "allocations": {"all": {"partition": "gpu", "gpus_per_node": 1, "minutes": 10}},
+    }
+    on_slurm = trained(own, tmp_path / "slurm", executor="slurm", **TOGETHER)
+    inline = trained(own, tmp_path / "inline")
+    rounds = num_rounds(inline, 0)
+    assert num_rounds(on_slurm, 0) == rounds > 1
+    assert on_slurm.policy_hash(1) == inline.policy_hash(1) != inline.policy_hash(0)
+    assert [p.name for p in sorted((on_slurm.root / "jobs").iterdir())] == [
+        "000000-rollout-1",
+        *(f"000000-rollout.{number}-1" for number in range(1, rounds + 1)),
     ]
 
 

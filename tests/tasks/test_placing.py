@@ -56,7 +56,10 @@ def test_a_round_of_dynamic_sampling_shares_a_job_with_its_own_reward_alone():
         ("rollout", "reward"),
         ("rollout", "reward"),
     ]
-    assert gang(placed, step, "rollout.2") == ("rollout.2",)
+    for later in ("rollout.2", "reward.2"):  # in no plan before its turn comes
+        assert gang(placed, step, later) == ("rollout.2", "reward.2")
+    apart = config(rollout_allocation="gpu", reward_allocation="cpu")
+    assert gang(apart, step, "reward.2") == ("reward.2",)
 
 
 def test_stage_that_no_plan_knows_is_alone():

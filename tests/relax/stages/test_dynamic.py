@@ -253,5 +253,5 @@ def test_a_job_ends_where_the_number_of_rounds_is_decided(stage_model, tmp_path)
     assert plan == ["rollout.1", "reward.1", "rollout", "reward", "advantage", "update"]
     assert gang(config, plan, "rollout.1") == ("rollout.1", "reward.1")
     assert gang(config, plan, "rollout") == ("rollout", "reward", "advantage", "update")
-    assert gang(config, plan, "reward.2") == ("reward.2",)
+    assert gang(config, plan, "reward.2") == ("rollout.2", "reward.2")
     assert "rollout.1 + reward.1, step 0" in preview(config, train.steps)
