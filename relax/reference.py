@@ -141,7 +141,9 @@ def algorithms_table() -> str:
     lines = ["| `--advantage-estimator` | advantage | objective | paper |", "|---|---|---|---|"]
     for row in ALGORITHMS.values():
         link = f"[{row.paper}](https://arxiv.org/abs/{row.paper.removeprefix('arXiv:')})"
-        advantage = row.advantage + (f", {row.whitening}" if row.required else "")
+        advantage = row.advantage + (
+            f", {row.whitening}" if "normalize_advantages" in row.required else ""
+        )
         lines.append(f"| `{row.name}` | {advantage} | {row.objective} | {link} |")
     return "\n".join(lines)
 
