@@ -81,6 +81,7 @@ class Learner:
                 tokens=batch.num_tokens,
                 distinct=batch.num_distinct,
                 places=batch.token_RL.numel(),
+                pairs=sum(len(sequences[index].tokens) ** 2 for index in members),
             )
             if parts and not math.isfinite(parts["loss"].item()):
                 suspects += batch.sample_ids
@@ -95,7 +96,7 @@ class Learner:
                 metrics["skipped_steps"] = 0.0
             else:
                 metrics["skipped_steps"] = 1.0
-        self._note_timing(watch, size, sequences)
+        self._note_timing(watch, size)
         if metrics["skipped_steps"]:
             self._skip(metrics, suspects, sequences, inspect_dir)
         return metrics
@@ -212,9 +213,8 @@ class Learner:
             f"{message}; {SKIPS_IN_A_ROW} in a row: stopped; the batch is in {inspect_dir}"
         )
 
-    def _note_timing(
-        self, watch: Stopwatch, size: Counter[str], sequences: Sequence[TrainSequence]
-    ) -> None:
+    def _note_timing(self, watch: Stopwatch, size: Counter[str]) -> None:
+        """size: of this rank's micro-batches: tokens, distinct ones, places, pairs of tokens."""
         total_s = watch.total()
         self.timing = {f"{name}_s": value for name, value in watch.seconds.items()}
         self.timing |= {
@@ -228,12 +228,10 @@ class Learner:
         if peak is not None:
             config = self._model.config
             num_weights = sum(weight.numel() for weight in self._model.weights.values())
-            lengths = [len(sequence.tokens) for sequence in sequences]
-            width = config.num_attention_heads * (
-                self._model.module.head.weight.shape[-1] // config.num_attention_heads
-            )
-            flops = step_flops(num_weights, config.num_hidden_layers, width, lengths)
-            self.timing["mfu"] = flops / dist.get_world_size() / total_s / peak
+            heads, layers = config.num_attention_heads, config.num_hidden_layers
+            width = heads * (getattr(config, "head_dim", None) or config.hidden_size // heads)
+            flops = step_flops(num_weights, layers, width, size["distinct"], size["pairs"])
+            self.timing["mfu"] = flops / total_s / peak
 
 
 def _backward_from(outputs_N: list[Tensor], gradients_N: list[Tensor | None]) -> None:

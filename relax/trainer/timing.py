@@ -27,11 +27,13 @@ class Stopwatch:
         return time.perf_counter() - self._start
 
 
-def step_flops(num_weights: int, num_layers: int, width: int, lengths: list[int]) -> float:
+def step_flops(
+    num_weights: int, num_layers: int, width: int, num_tokens: int, num_pairs: int
+) -> float:
     """FLOPs of forward and backward: 6 per weight and token, and causal attention.
 
-    Attention sees half of length^2 pairs, twice (scores and mixing): 2 * length^2 * width forward
-    per layer, with the backward pass 6 * length^2 * width. width = heads * head_dim.
+    num_tokens: that go through the weights, a shared prompt's once; num_pairs: sum of length^2.
+    Attention sees half of the pairs, twice (scores and mixing): 2 * num_pairs * width forward
+    per layer, with the backward pass 6 * num_pairs * width. width = heads * head_dim.
     """
-    attention = 6 * num_layers * width * sum(length**2 for length in lengths)
-    return 6.0 * num_weights * sum(lengths) + attention
+    return 6.0 * num_weights * num_tokens + 6.0 * num_layers * width * num_pairs

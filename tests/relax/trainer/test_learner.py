@@ -7,7 +7,7 @@ from training_cases import make_sequences, policy_gradient, value_regression
 from transformers import AutoModelForCausalLM
 
 from relax.errors import ArtifactError, ConfigError
-from relax.trainer import checkpoint, publish
+from relax.trainer import checkpoint, learner, publish
 from relax.trainer.actor import Actor, NonFiniteError, TrainerOptions, policy_hash
 from relax.trainer.critic import Critic
 from relax.trainer.sequences import LossParts
@@ -17,10 +17,10 @@ from relax.trainer.timing import step_flops
 OPTIONS = TrainerOptions(lr=1e-3, max_tokens_per_gpu=60)
 
 
-def step(learner, count=8, seed=0):
+def step(trained, count=8, seed=0):
     sequences = make_sequences(count, seed)
-    make_loss = policy_gradient if isinstance(learner, Actor) else value_regression
-    return learner.train_step(sequences, make_loss(sequences))
+    make_loss = policy_gradient if isinstance(trained, Actor) else value_regression
+    return trained.train_step(sequences, make_loss(sequences))
 
 
 def load(model_dir, **change):
@@ -259,10 +259,28 @@ def test_timing_of_a_step(tied_dir):
     assert 0.5 * timing["step_s"] < total_s <= timing["step_s"]
     num_tokens = sum(len(sequence.tokens) for sequence in make_sequences(8))
     assert timing["tokens_per_s"] * timing["step_s"] == pytest.approx(num_tokens)
-    assert 0 <= timing["padding_waste"] < 0.5
+    assert timing["padding_waste"] == 0
+    assert 0 < timing["shared_tokens"] < 0.5
     assert 0.1 < timing["peak_memory_gib"] < 20
+    assert "mfu" not in timing
+
+
+def test_mfu_where_the_devices_peak_is_known(tied_dir, monkeypatch):
+    monkeypatch.setattr(learner, "peak_flops", lambda: 1e9)
+    actor = load(tied_dir, max_tokens_per_gpu=1000)
+    step(actor)
+    sequences = make_sequences(8)
+    num_weights = sum(
+        p.numel() for p in AutoModelForCausalLM.from_pretrained(tied_dir).parameters()
+    )
+    # Three answers each to a prompt: its tokens go through once, the last of an answer never.
+    prompts = {s.prompt.tobytes(): len(s.prompt) for s in sequences}
+    distinct = sum(prompts.values()) + sum(s.response_len - 1 for s in sequences)
+    pairs = sum(len(s.tokens) ** 2 for s in sequences)
+    flops = 6 * num_weights * distinct + 6 * 2 * (2 * 16) * pairs
+    assert actor.timing["mfu"] * actor.timing["step_s"] * 1e9 == pytest.approx(flops)
 
 
 def test_flops_by_hand():
-    # 10 weights, 2 layers of width 4, lengths 3 and 5: 6*10*8 + 6*2*4*(9+25).
-    assert step_flops(10, 2, 4, [3, 5]) == 480 + 1632
+    # 10 weights, 2 layers of width 4, lengths 3 and 5 that share 2: 6*10*6 + 6*2*4*(9+25).
+    assert step_flops(10, 2, 4, 6, 9 + 25) == 360 + 1632
