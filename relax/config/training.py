@@ -152,7 +152,8 @@ class UpdateSection(Section):
     compile_blocks: bool = False
     """Run each transformer block through torch.compile."""
     attention: Literal["sdpa", "flash_attention_2"] = "sdpa"
-    """Attention kernel; flash_attention_2 needs a GPU and the package flash-attn."""
+    """Attention kernel; sdpa computes a prompt that several responses follow once (llama, mistral,
+    phi3, qwen2, qwen3 and kin), flash_attention_2 needs a GPU and the package flash-attn."""
     only_train_params_name_list: Strings = ()
     """Regular expressions: only parameters whose name matches one are trained."""
     freeze_params_name_list: Strings = ()

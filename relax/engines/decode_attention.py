@@ -12,6 +12,11 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 NAME = "relax_decode"
+TYPES = {
+    "gemma", "granite", "llama", "ministral", "mistral", "mixtral", "olmo2", "phi3", "qwen2",
+    "qwen2_moe", "qwen3", "qwen3_moe", "smollm3",
+}  # fmt: skip
+"""Model types that it is used for; a test runs each. Others may ask which attention they have."""
 
 
 def attend(
@@ -35,8 +40,8 @@ def attend(
 
 
 def install(model: Any) -> None:
-    """Use it in a model that would use transformers' own for all its layers."""
-    if model._supports_attention_backend and model.config._attn_implementation == "sdpa":
+    """Use it in a model of TYPES that would use transformers' own."""
+    if model.config.model_type in TYPES and model.config._attn_implementation == "sdpa":
         model.set_attn_implementation(NAME)
 
 

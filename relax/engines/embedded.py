@@ -217,9 +217,7 @@ class _Decoding:
             num_keys = cache.get_seq_length() + token_BP.shape[1]
             mask_BK = torch.ones(len(token_BP), num_keys, dtype=torch.bool)
         if mask_BK is not None and token_BP.shape[1] == 1 and self._takes_final_mask(cache):
-            # As what is added to the scores: each layer would make that of a boolean one.
-            bias_BK = torch.zeros(mask_BK.shape, dtype=self._engine._dtype, device=self._device)
-            arguments["attention_mask"] = bias_BK.masked_fill_(~mask_BK, -torch.inf)[:, None, None]
+            arguments["attention_mask"] = self._final_mask(mask_BK)
         elif mask_BK is not None:
             arguments["attention_mask"] = mask_BK.to(self._device, torch.long)
         output = self._model(input_ids=token_BP, past_key_values=cache, use_cache=True, **arguments)
@@ -228,10 +226,19 @@ class _Decoding:
     def _takes_final_mask(self, cache: DynamicCache) -> bool:
         """Whether one mask serves every layer, so that transformers need not make it."""
         return (
-            self._model.config._attn_implementation == decode_attention.NAME
+            self._model._supports_attention_backend
+            and self._model.config._attn_implementation in ("sdpa", decode_attention.NAME)
             and "position_ids" in self._engine._signature
             and kv_cache.is_plain(cache)
         )
+
+    def _final_mask(self, mask_BK: Tensor) -> Tensor:
+        """[B, 1, 1, K]; ours as what is added to the scores: each layer would make that of it."""
+        mask_B11K = mask_BK[:, None, None, :]
+        if self._model.config._attn_implementation != decode_attention.NAME:
+            return mask_B11K
+        bias_B11K = torch.zeros(mask_B11K.shape, dtype=self._engine._dtype, device=self._device)
+        return bias_B11K.masked_fill_(~mask_B11K, -torch.inf)
 
     def _uniforms(self, position: int, request_B: np.ndarray) -> Tensor:
         block, column = divmod(position, choice.BLOCK)

@@ -18,6 +18,7 @@ from relax.errors import ArtifactError
 HEAD = "lm_head.weight"
 _WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
+_COMPANIONS = {".json", ".jinja", ".model", ".py", ".tiktoken", ".txt"}
 _METADATA = {"format": "pt"}
 
 
@@ -83,12 +84,12 @@ def with_explicit_head(policy: Path, directory: Path) -> Path:
 
 
 def companions_digest(policy: Path) -> str:
-    """sha256 over names and bytes of all but the weights: equal, and config and tokenizer are."""
+    """sha256 over all that config, tokenizer and chat templates are read from, names and bytes."""
     digest = hashlib.sha256()
-    for path in sorted(policy.iterdir()):
-        if path.is_file() and path.suffix != ".safetensors":
-            content = path.read_bytes()
-            digest.update(f"{path.name} {len(content)}\n".encode() + content)
+    for path in sorted(p for p in policy.rglob("*") if p.suffix in _COMPANIONS and p.is_file()):
+        with path.open("rb") as file:
+            own = hashlib.file_digest(file, "sha256").hexdigest()
+        digest.update(f"{path.relative_to(policy)} {own}\n".encode())
     return digest.hexdigest()
 
 

@@ -8,7 +8,7 @@ H query heads, K key/value heads, D head dimension.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -16,15 +16,23 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig
 
+from relax.trainer.device import folds_heads
+
 NAME = "relax_causal"
-PLAIN = {"granite", "llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3", "smollm3"}
-"""Model types whose layers see of attention nothing but its output; a test runs each."""
+BY_LAYER = {"qwen2", "qwen3", "smollm3"}
+"""Model types whose layers attend as layer_types says, and plainly where it says so."""
+ALIKE = {"granite", "llama", "mistral", "olmo2", "phi3"}
+"""Model types whose layers all attend plainly, where no sliding_window is set."""
+
+NOT_PLAIN = ("sliding_window", "softcap", "s_aux", "position_bias")
+"""What a layer would hand its attention function if it were not plain."""
 
 BUCKET_SLACK = 16
 """Sequences at most this much shorter than three quarters of the longest share its bucket."""
 
 
-class Reading(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Reading:
     """Which of the L tokens each sequence reads.
 
     bucket_bS: sequences of like length together; where one is shorter than S its last token is
@@ -38,9 +46,9 @@ class Reading(NamedTuple):
 
 def is_plain(config: PreTrainedConfig) -> bool:
     """Whether every layer is plain causal attention over the whole sequence."""
-    kinds = set(getattr(config, "layer_types", None) or ())
-    window = getattr(config, "sliding_window", None) if not kinds else None
-    return config.model_type in PLAIN and kinds <= {"full_attention"} and window is None
+    if config.model_type in BY_LAYER:
+        return set(config.layer_types) == {"full_attention"}
+    return config.model_type in ALIKE and getattr(config, "sliding_window", None) is None
 
 
 def make_reading(tokens_B: Sequence[np.ndarray], num_tokens: int, device: torch.device) -> Reading:
@@ -62,6 +70,7 @@ def make_reading(tokens_B: Sequence[np.ndarray], num_tokens: int, device: torch.
     return Reading(tuple(padded), torch.from_numpy(home_L).to(device))
 
 
+@torch.compiler.disable  # another number of buckets would compile the block again
 def attend(
     module: nn.Module,
     query: Tensor,
@@ -71,9 +80,13 @@ def attend(
     *,
     reading: Reading,
     scaling: float | None = None,
-    **_: object,
+    **others: object,
 ) -> tuple[Tensor, None]:
     """transformers' attention interface: [1, H or K, L, D] states to output [1, L, H, D]."""
+    assert not any(others.get(name) for name in NOT_PLAIN), others
+    if not folds_heads(query):
+        group = query.shape[1] // key.shape[1]
+        key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
     query_LHD, key_LKD, value_LKD = (states[0].transpose(0, 1) for states in (query, key, value))
     outputs = []
     for index_bS in reading.bucket_bS:

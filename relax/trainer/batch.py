@@ -6,6 +6,7 @@ T response positions (right-padded).
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,6 +20,21 @@ from relax.trainer.sequences import TrainSequence
 MIN_ROW_TOKENS = 64
 
 
+class Size(NamedTuple):
+    """Tokens of a micro-batch.
+
+    sequences: of all of them. shared: of prompts that are there for another sequence already.
+    weights: that go through the weights. attention: places of sequences in attention's input;
+    padding: further places in it.
+    """
+
+    sequences: int = 0
+    shared: int = 0
+    weights: int = 0
+    attention: int = 0
+    padding: int = 0
+
+
 @dataclass(frozen=True)
 class MicroBatch:
     """Packed rows and the places in them that predict a response token.
@@ -27,7 +43,7 @@ class MicroBatch:
     source_N: flat index into [R, L] of the token that predicts; target_N: the token predicted;
     place_N: flat index into [B, T]. An empty micro-batch has one row of one token and one
     prediction that no result contains, so that a rank without work runs the same collectives.
-    num_tokens: of the sequences; num_distinct: of them that are in the rows.
+    size: of what is computed, in tokens.
     """
 
     sample_ids: tuple[int, ...]
@@ -39,8 +55,7 @@ class MicroBatch:
     place_N: Tensor
     shape_BT: tuple[int, int]
     fields_BT: dict[str, Tensor]
-    num_tokens: int
-    num_distinct: int
+    size: Size
 
     @property
     def inputs(self) -> tuple[Tensor, Tensor, Reading | None, Tensor]:
@@ -72,10 +87,10 @@ def same_prompt(sequences: Sequence[TrainSequence]) -> list[list[int]]:
 def lay_out_shared(sequences: Sequence[TrainSequence], device: torch.device) -> MicroBatch:
     """One row of distinct tokens: each prompt once, then what each sequence adds to its own.
 
-    The last token of a sequence predicts nothing and is left out.
+    The last token of a response predicts nothing and is left out.
     """
     tokens, positions, tokens_B, start_of = [], [], [], {}
-    length = 0
+    length = num_shared = 0
     for sequence in sequences:
         prompt = sequence.prompt
         first, key = len(prompt), prompt.tobytes()
@@ -85,6 +100,8 @@ def lay_out_shared(sequences: Sequence[TrainSequence], device: torch.device) -> 
             tokens.append(prompt)
             positions.append(np.arange(first))
             length += first
+        else:
+            num_shared += first
         tokens.append(rest)
         positions.append(np.arange(first, first + len(rest)))
         shared = np.arange(start_of[key], start_of[key] + first)
@@ -93,14 +110,18 @@ def lay_out_shared(sequences: Sequence[TrainSequence], device: torch.device) -> 
     if not sequences:
         nothing = np.zeros(1, np.int64)
         tokens, positions, tokens_B, length = [nothing], [nothing], [nothing], 1
+    reading = make_reading(tokens_B, length, device)
+    attended = sum(map(len, tokens_B))
+    size = Size(
+        sequences=sum(len(sequence.tokens) for sequence in sequences),
+        shared=num_shared,
+        weights=length,
+        attention=attended,
+        padding=sum(bucket.numel() for bucket in reading.bucket_bS) - attended,
+    )
+    token_RL, position_RL = np.concatenate(tokens)[None], np.concatenate(positions)[None]
     return _micro_batch(
-        sequences,
-        np.concatenate(tokens)[None],
-        np.concatenate(positions)[None],
-        tokens_B,
-        device,
-        num_distinct=length if sequences else 0,
-        reading=make_reading(tokens_B, length, device),
+        sequences, token_RL, position_RL, tokens_B, device, size=size, reading=reading
     )
 
 
@@ -114,7 +135,7 @@ def lay_out_rows(
     lengths = [len(sequence.tokens) for sequence in sequences]
     width = sum(lengths) if one_row else max([MIN_ROW_TOKENS, *lengths])
     rows = best_fit(lengths, width) or [[]]
-    num_columns = max(1, *(sum(lengths[i] for i in row) for row in rows), 1)
+    num_columns = max([1, *(sum(lengths[i] for i in row) for row in rows)])
     token_RL = np.zeros((len(rows), num_columns), np.int64)
     position_RL = np.zeros((len(rows), num_columns), np.int64)
     tokens_B = [np.zeros(0, np.int64)] * len(sequences)
@@ -127,9 +148,9 @@ def lay_out_rows(
             tokens_B[index] = np.arange(column, end) + number * num_columns
             column = end
         position_RL[number, column:] = np.arange(num_columns - column)
-    return _micro_batch(
-        sequences, token_RL, position_RL, tokens_B, device, num_distinct=sum(lengths), reading=None
-    )
+    filled = sum(lengths)
+    size = Size(sequences=filled, weights=filled, attention=filled, padding=token_RL.size - filled)
+    return _micro_batch(sequences, token_RL, position_RL, tokens_B, device, size=size, reading=None)
 
 
 def _micro_batch(
@@ -139,7 +160,7 @@ def _micro_batch(
     tokens_B: Sequence[np.ndarray],
     device: torch.device,
     *,
-    num_distinct: int,
+    size: Size,
     reading: Reading | None,
 ) -> MicroBatch:
     """tokens_B: where each sequence's tokens are, flat in [R, L]."""
@@ -154,8 +175,7 @@ def _micro_batch(
         place_N=torch.from_numpy(place_N).to(device),
         shape_BT=(len(sequences), response_width),
         fields_BT=_pad_fields(sequences, response_width, device),
-        num_tokens=sum(len(sequence.tokens) for sequence in sequences),
-        num_distinct=num_distinct,
+        size=size,
     )
 
 

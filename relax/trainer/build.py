@@ -20,7 +20,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from relax.errors import ArtifactError, ConfigError
 from relax.trainer import attention
@@ -112,6 +112,22 @@ def _known_head(model_dir: Path, model: PreTrainedModel) -> nn.Linear:
                 "are hidden @ weight.T"
             )
     return head
+
+
+def rotary_limit(config: PreTrainedConfig) -> int | None:
+    """Longest sequence whose rotary angles its neighbours do not change; None: any.
+
+    transformers takes the angles of all sequences of a batch from the longest, where the scaling
+    depends on the length.
+    """
+    given = getattr(config, "rope_parameters", None) or {}
+    tables = [table for table in given.values() if isinstance(table, dict)] or [given]
+    limits = [
+        table.get("original_max_position_embeddings") or config.max_position_embeddings
+        for table in tables
+        if table.get("rope_type") in ("dynamic", "longrope")
+    ]
+    return min(limits, default=None)
 
 
 def _refuse_persistent_buffers(model_dir: Path, decoder: PreTrainedModel) -> None:

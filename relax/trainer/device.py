@@ -43,11 +43,19 @@ def free_memory() -> None:
         torch.cuda.empty_cache()
 
 
-def keep_freed_memory() -> None:
-    """On the CPU: let this process keep what tensors give back, for the next ones.
+def folds_heads(states: Tensor) -> bool:
+    """Whether the attention kernel for these reads a key once for all heads that share it.
 
-    glibc hands blocks above 128 KiB back to the kernel, which clears every page of the next
-    activation anew: 8 % of a small step. Up to 32 MiB (its own upper limit) come from the heap.
+    On a CUDA device float32 would fall to the one that keeps all scores.
+    """
+    return not states.is_cuda or states.dtype != torch.float32
+
+
+def keep_freed_memory() -> None:
+    """On the CPU: let this process keep, from now on, what tensors give back, for the next ones.
+
+    glibc hands big blocks back to the kernel, which clears every page of the next activation
+    anew: 8 % of a small step. Up to 32 MiB (its own upper limit) come from the heap now.
     """
     mallopt = None if torch.cuda.is_available() else getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

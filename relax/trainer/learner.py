@@ -69,7 +69,8 @@ class Learner:
         in a row raises NonFiniteError and leaves the batch in inspect_dir, if one is given.
         """
         watch = Stopwatch()
-        size, suspects = Counter(), []
+        size: Counter[str] = Counter()
+        suspects: list[int] = []
         sums: dict[str, Tensor] = {}
         plan = self._model.plan(sequences)
         for number, members in enumerate(plan):
@@ -77,12 +78,8 @@ class Learner:
                 batch = self._model.lay_out([sequences[index] for index in members])
             self._model.set_last_micro_batch(number == len(plan) - 1)
             parts = self._backward(batch, loss, watch)
-            size.update(
-                tokens=batch.num_tokens,
-                distinct=batch.num_distinct,
-                places=batch.token_RL.numel(),
-                pairs=sum(len(sequences[index].tokens) ** 2 for index in members),
-            )
+            size.update(batch.size._asdict())
+            size["pairs"] += sum(len(sequences[index].tokens) ** 2 for index in members)
             if parts and not math.isfinite(parts["loss"].item()):
                 suspects += batch.sample_ids
             for name, value in parts.items():
@@ -214,14 +211,14 @@ class Learner:
         )
 
     def _note_timing(self, watch: Stopwatch, size: Counter[str]) -> None:
-        """size: of this rank's micro-batches: tokens, distinct ones, places, pairs of tokens."""
+        """size: of this rank's micro-batches, added up, and the pairs of tokens of a sequence."""
         total_s = watch.total()
         self.timing = {f"{name}_s": value for name, value in watch.seconds.items()}
         self.timing |= {
             "step_s": total_s,
-            "tokens_per_s": size["tokens"] / total_s,
-            "padding_waste": 1 - size["distinct"] / max(1, size["places"]),
-            "shared_tokens": 1 - size["distinct"] / max(1, size["tokens"]),
+            "tokens_per_s": size["sequences"] / total_s,
+            "padding_waste": size["padding"] / max(1, size["attention"] + size["padding"]),
+            "shared_tokens": size["shared"] / max(1, size["sequences"]),
             "peak_memory_gib": peak_memory_gib(),
         }
         peak = peak_flops()
@@ -230,7 +227,7 @@ class Learner:
             num_weights = sum(weight.numel() for weight in self._model.weights.values())
             heads, layers = config.num_attention_heads, config.num_hidden_layers
             width = heads * (getattr(config, "head_dim", None) or config.hidden_size // heads)
-            flops = step_flops(num_weights, layers, width, size["distinct"], size["pairs"])
+            flops = step_flops(num_weights, layers, width, size["weights"], size["pairs"])
             self.timing["mfu"] = flops / total_s / peak
 
 

@@ -1,11 +1,11 @@
 """Which sequences share a micro-batch, and how the ranks share the micro-batches.
 
-A plan is a pure function of the lengths, so that every rank computes the same one alone.
+A plan is a pure function of lengths and families, so that every rank computes the same one alone.
 """
 
 import heapq
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -71,33 +71,53 @@ def plan_tokens(lengths: Sequence[int], budget: int, num_ranks: int) -> list[lis
 
 
 def plan_families(
-    lengths: Sequence[int], families: Sequence[Sequence[int]], budget: int, num_ranks: int
+    lengths: Sequence[int],
+    families: Sequence[Sequence[int]],
+    shared: Sequence[int],
+    budget: int,
+    num_ranks: int,
 ) -> list[list[list[int]]]:
-    """plan_tokens with the sequences of a family in one micro-batch, as far as that costs nothing.
+    """plan_tokens for families of sequences whose first tokens are computed once a micro-batch.
 
-    Families are cut into ever more parts until the plan has no more micro-batches, and its fullest
-    rank at most 2 % more tokens, than sequences dealt one by one.
+    shared: how many, by family. Families are tried whole, then cut into units of ever fewer
+    sequences: the plan is that whose fullest rank computes the fewest tokens, or the first within
+    2 % of an even share of the fewest possible.
     """
-    one_by_one = plan_tokens(lengths, budget, num_ranks)
-    fullest = _fullest_rank(one_by_one, lengths)
-    largest = max(map(len, families), default=0)
-    for size in (-(-largest // parts) for parts in (1, 2, 4, 8) if parts < largest):
+    family_of = {i: number for number, family in enumerate(families) for i in family}
+    size = max(map(len, families), default=1)
+    if size == 1:
+        return plan_tokens(lengths, budget, num_ranks)
+    fewest = _computed(range(len(lengths)), lengths, family_of, shared)
+    plans = []
+    while size >= 1:
         units = [family[i : i + size] for family in families for i in range(0, len(family), size)]
         loads = [sum(lengths[i] for i in unit) for unit in units]
-        if max(loads) > budget:
-            continue
-        plan = [
-            [[i for unit in members for i in units[unit]] for members in rank]
-            for rank in plan_tokens(loads, budget, num_ranks)
-        ]
-        is_level = _fullest_rank(plan, lengths) <= 1.02 * fullest
-        if is_level and len(plan[0]) <= len(one_by_one[0]):
-            return plan
-    return one_by_one
+        if size == 1 or max(loads) <= budget:
+            plan = [
+                [[i for unit in members for i in units[unit]] for members in rank]
+                for rank in plan_tokens(loads, budget, num_ranks)
+            ]
+            fullest = max(
+                sum(_computed(members, lengths, family_of, shared) for members in rank)
+                for rank in plan
+            )
+            plans.append((fullest, plan))
+            if fullest * num_ranks <= 1.02 * fewest:
+                break
+        size = -(-size // 2) if size > 1 else 0
+    return min(plans, key=lambda found: found[0])[1]
 
 
-def _fullest_rank(plan: Sequence[Sequence[Sequence[int]]], lengths: Sequence[int]) -> int:
-    return max(sum(lengths[i] for members in rank for i in members) for rank in plan)
+def _computed(
+    members: Sequence[int],
+    lengths: Sequence[int],
+    family_of: Mapping[int, int],
+    shared: Sequence[int],
+) -> int:
+    """Tokens that a micro-batch computes: of each family its shared ones once."""
+    count = Counter(family_of[i] for i in members)
+    again = sum((times - 1) * shared[family] for family, times in count.items())
+    return sum(lengths[i] for i in members) - again
 
 
 def plan_count(

@@ -13,8 +13,9 @@ import torch.distributed as dist
 from torch import Tensor
 from transformers import AutoConfig
 
+from relax.errors import ConfigError
 from relax.trainer.batch import MicroBatch, lay_out_rows, lay_out_shared, same_prompt
-from relax.trainer.build import HeadKind, build, fsdp_modules
+from relax.trainer.build import HeadKind, build, fsdp_modules, rotary_limit
 from relax.trainer.device import keep_freed_memory
 from relax.trainer.options import TrainerOptions
 from relax.trainer.packing import plan_count, plan_families
@@ -39,6 +40,7 @@ class ShardedModel:
         self.mesh = make_mesh(options.replicate)
         self.module = build(self.model_dir, options, head, self.mesh)
         self.config = AutoConfig.from_pretrained(self.model_dir, local_files_only=True)
+        self._rotary_limit = rotary_limit(self.config)
         self.described = self.config.to_diff_dict()
         self.weights = self.module.named_weights()
         self.device = torch.device(self.mesh.device_type)
@@ -52,6 +54,7 @@ class ShardedModel:
     def plan(self, sequences: Sequence[TrainSequence]) -> list[list[int]]:
         """This rank's micro-batches, as indices into sequences; as many as any other rank's."""
         lengths = [len(sequence.tokens) for sequence in sequences]
+        self._check_rotary(max(lengths, default=0))
         num_ranks = dist.get_world_size()
         families = [[index] for index in range(len(sequences))]
         if self.module.shares_prompts:
@@ -60,9 +63,18 @@ class ShardedModel:
             order = [index for family in families for index in family]
             ranks = plan_count(lengths, order, self.options.micro_batch_size, num_ranks)
         else:
+            shared = [len(sequences[family[0]].prompt) for family in families]
             budget = self.options.max_tokens_per_gpu
-            ranks = plan_families(lengths, families, budget, num_ranks)
+            ranks = plan_families(lengths, families, shared, budget, num_ranks)
         return ranks[dist.get_rank()]
+
+    def _check_rotary(self, longest: int) -> None:
+        if self._rotary_limit is not None and longest > self._rotary_limit:
+            raise ConfigError(
+                f"model {self.model_dir}: a sequence has {longest} tokens, and with this model's "
+                f"rotary scaling one of more than {self._rotary_limit} changes what the others in "
+                "its micro-batch get; shorten prompts or rollout_max_response_len"
+            )
 
     def lay_out(self, sequences: Sequence[TrainSequence]) -> MicroBatch:
         """The sequences of one micro-batch, as the model's attention wants them."""

@@ -30,11 +30,11 @@ def test_two_steps_of_a_pretrained_model(tmp_path):
     }
     train.run(load_config(None, settings), perform)
     run = open_run(tmp_path / "run")
-    prompt, response = run.sql("SELECT prompt, response FROM responses LIMIT 1").fetchone()
+    ((prompt, response),) = run.sql("SELECT prompt, response FROM responses LIMIT 1").fetchall()
     assert "What is" in prompt and prompt.endswith("<|im_start|>assistant\n")
     assert response
-    (most,) = run.sql(
+    ((most,),) = run.sql(
         "SELECT max(value) FROM metrics WHERE metric = 'rollout/response_len/max'"
-    ).fetchone()
+    ).fetchall()
     assert most == 8
     assert run.run.num_updates() == 2

@@ -6,7 +6,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from relax.engines import Request, SamplingParams
+from relax.engines import Request, SamplingParams, decode_attention
 from relax.engines.embedded import TransformersEngine
 from relax.errors import ArtifactError, ConfigError
 
@@ -69,6 +69,16 @@ def test_logp_is_that_of_a_plain_forward(make_model, name):
         responses = opened(policy).sample(requests, params)
         assert [len(response.tokens) for response in responses] == [20] * len(prompts)
         assert_logp_is_plain(policy, requests, responses, 0.8)
+
+
+@pytest.mark.parametrize("model_type", sorted(decode_attention.TYPES))
+def test_every_type_whose_heads_are_folded(make_model, model_type):
+    experts = {"num_local_experts": 4, "num_experts": 4, "num_experts_per_tok": 2}
+    policy = make_model(model_type, moe_intermediate_size=32, **experts)
+    engine, requests = opened(policy), requests_of(RAGGED)
+    assert engine._model.config._attn_implementation == decode_attention.NAME
+    responses = engine.sample(requests, SamplingParams(max_response_len=12, ignore_eos=True))
+    assert_logp_is_plain(policy, requests, responses, 1.0)
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)

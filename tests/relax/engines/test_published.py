@@ -112,6 +112,15 @@ def test_a_tied_head_is_spelled_out_beside_links_to_the_rest(tiny, copied, tmp_p
     assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith(".")) == []
 
 
+def test_the_digest_of_companions_follows_what_is_read_beside_the_weights(copied):
+    before = published.companions_digest(copied)
+    (copied / "pytorch_model.bin").write_bytes(b"weights of another format")
+    assert published.companions_digest(copied) == before
+    (copied / "additional_chat_templates").mkdir()
+    (copied / "additional_chat_templates/tool.jinja").write_text("{{ messages }}")
+    assert published.companions_digest(copied) != before
+
+
 def test_an_untied_model_has_its_head_already(make_model, tmp_path):
     policy = make_model(tie_word_embeddings=False)
     assert published.with_explicit_head(policy, tmp_path / "none") == policy
