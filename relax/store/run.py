@@ -59,7 +59,7 @@ class Run:
 
         `sources` are content hashes of the files it reads; `about` goes into run.json: the command
         and `schedule_steps` at least, the length of the learning-rate decay, frozen with the first
-        commit. Until then any settings are accepted.
+        update. A setting may change as long as nothing that depends on it is committed.
         Raises ConfigError when the directory belongs to a run that would give other results.
         """
         root = Path(config.run.run_dir).absolute()
@@ -67,10 +67,11 @@ class Run:
             _create(root, config, sources, about)
             return cls.open(root)
         run = cls.open(root)
-        if _is_begun(root):
-            _refuse_other_run(run, config, sources)
+        made = _made_from(run)
+        if made.stages:
+            _refuse_other_run(run, config, sources, made)
             sources = run.sources | sources
-        elif about["schedule_steps"] != run.schedule_steps:
+        if made.stages.isdisjoint(UPDATES) and about["schedule_steps"] != run.schedule_steps:
             _write_json(root / "run.json", about)
         if (config, sources) != (run.config, run.sources):
             _accept(root, config, sources, about)
@@ -214,17 +215,47 @@ def _accept(root: Path, config: Config, sources: dict[str, str], about: dict[str
     _write_json(folder / f"{number:04d}.json", record)
 
 
-def _is_begun(root: Path) -> bool:
-    """Whether anything is committed that other settings would contradict."""
-    return any(root.glob("steps/*/[a-z]*/manifest.json"))
+@dataclass(frozen=True)
+class MadeFrom:
+    """What the committed stages of a run depend on."""
+
+    stages: frozenset[str] = frozenset()
+    sections: frozenset[str] = frozenset()
+    """Sections of the configuration."""
+    sources: frozenset[str] = frozenset()
+    """Names of Run.sources, and `policy`."""
 
 
-def _refuse_other_run(run: Run, config: Config, sources: dict[str, str]) -> None:
-    """Only settings that change no artifact may differ from those the run was made with."""
+def _made_from(run: Run) -> MadeFrom:
+    """By the keys of one manifest a kind of stage: those of a kind depend on the same."""
+    found: dict[str, Manifest] = {}
+    for folder in sorted(run.root.glob("steps/[0-9]*/[a-z]*")):
+        if folder.name not in found:
+            manifest = run.manifest(int(folder.parent.name), folder.name)
+            if manifest is not None:
+                found[folder.name] = manifest
+    parts = [manifest.key_parts for manifest in found.values()]
+    return MadeFrom(
+        frozenset(found),
+        frozenset(name for part in parts for name in part["config"]),
+        frozenset(name for part in parts for name in part["sources"]),
+    )
+
+
+def _refuse_other_run(run: Run, config: Config, sources: dict[str, str], made: MadeFrom) -> None:
+    """Only what no committed artifact depends on may differ from what the run was made with."""
     before, after = _keyed(run.config), _keyed(config)
-    keyed = {name for name in before if before[name] != after[name]}
+    keyed = {name for name in made.sections if before[name] != after[name]}
     lines = [line for line in changed(run.config, config) if _is_keyed(line, keyed, run.config)]
-    lines += [f"content of {line}" for line in differences(*_comparable(run.sources, sources))]
+    read = made.sources | ({"model"} if "policy" in made.sources else set())
+    old, new = _comparable(run.sources, sources)
+    lines += [
+        f"content of {line}"
+        for line in differences(
+            {name: old[name] for name in old.keys() & read},
+            {name: new[name] for name in new.keys() & read},
+        )
+    ]
     if lines:
         raise ConfigError(
             f"{run.root}: a run with other settings: {'; '.join(lines)}; "

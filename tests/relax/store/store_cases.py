@@ -29,9 +29,24 @@ def metrics(value: float):
     return METRICS.table(optimizer_step=[0], metric=["m"], value=[value])
 
 
+READ = {
+    "rollout": (("run", "seeds", "data", "rollout"), ("policy", "tokenizer", "prompts")),
+    "reward": (("rollout", "reward"), ("custom_rm_path",)),
+    "score": (("rollout", "update"), ("model", "reference")),
+    "update": (("rollout", "algorithm", "update"), ("model", "schedule")),
+    "evaluate": (("rollout", "evaluate"), ("policy", "eval_prompts")),
+}
+"""Of each stage: the sections and the sources that its key names."""
+
+
+def key_parts(stage: str) -> dict[str, Any]:
+    sections, sources = READ.get(stage, ((), ()))
+    return {"stage": stage, "config": dict.fromkeys(sections), "sources": dict.fromkeys(sources)}
+
+
 def attempt(root: Path, name: str, *, step: int = 0, stage: str = "rollout", value: float = 0.0):
     """An attempt that has written one table."""
-    output = Output(root, step, stage, attempt=name, key_parts={"stage": stage})
+    output = Output(root, step, stage, attempt=name, key_parts=key_parts(stage))
     output.write("metrics", metrics(value))
     return output
 

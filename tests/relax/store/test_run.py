@@ -10,10 +10,11 @@ from relax.store import Run
 from relax.store.arrow import write_table
 
 
-def begun(root, **settings):
-    """A run with one committed stage."""
+def begun(root, *stages, **settings):
+    """A run with some committed stages of its first step (default: up to the update)."""
     start(root, **settings)
-    attempt(root, "a", value=1.0).commit()
+    for stage in stages or ("rollout", "score", "update"):
+        attempt(root, "a", stage=stage, value=1.0).commit()
     return Run.open(root)
 
 
@@ -77,6 +78,8 @@ def test_an_evaluation_may_be_added_and_left_out(tmp_path):
     more = {**SOURCES, "eval_prompts": "e"}
     assert start(tmp_path, sources=more, eval_prompt_data="x").sources == more
     assert start(tmp_path).sources == more
+    attempt(tmp_path, "e", stage="evaluate").commit()
+    assert start(tmp_path).sources == more
     with pytest.raises(ConfigError, match='content of eval_prompts: "e" -> "f"'):
         start(tmp_path, sources={**SOURCES, "eval_prompts": "f"}, eval_prompt_data="x")
 
@@ -97,6 +100,28 @@ def test_until_something_is_committed_any_settings_are_accepted(tmp_path):
     assert run.schedule_steps == 5
     assert names(tmp_path / "config") == ["0001.json", "0002.json"]
     assert start(tmp_path, sources=run.sources, schedule_steps=6, lr=1e-3).schedule_steps == 6
+
+
+def test_a_setting_may_change_until_something_made_with_it_is_committed(tmp_path):
+    """A verifier that failed is put right without sampling again."""
+    begun(tmp_path, "rollout", rm_type="exact")
+    other = {**SOURCES, "custom_rm_path": "mended"}
+    run = start(tmp_path, sources=other, rm_type="math", lr=1e-3, schedule_steps=7)
+    assert (run.config.reward.rm_type, run.config.update.lr) == ("math", 1e-3)
+    assert run.sources == other
+    assert run.schedule_steps == 7
+    attempt(tmp_path, "r", stage="reward").commit()
+    for change, said in (
+        ({"rm_type": "exact"}, "reward.rm_type: 'math' -> 'exact'"),
+        ({"sources": SOURCES}, 'content of custom_rm_path: "mended" -> null'),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            start(tmp_path, **{"sources": other, "rm_type": "math", **change})
+    assert start(tmp_path, sources=other, rm_type="math", lr=2e-3).config.update.lr == 2e-3
+    with pytest.raises(ConfigError, match=r"rollout\.rollout_temperature: 1\.0 -> 0\.5"):
+        start(tmp_path, sources=other, rm_type="math", rollout_temperature=0.5)
+    with pytest.raises(ConfigError, match='content of model: "m" -> "x"'):
+        start(tmp_path, sources={**other, "model": "x"}, rm_type="math")
 
 
 def test_a_directory_of_something_else_is_refused(tmp_path):
