@@ -18,6 +18,8 @@ from relax.algorithms.binding import knobs, resolve
 from relax.algorithms.masking import exp_ratio, valid
 from relax.algorithms.objectives import M2POBounds
 from relax.algorithms.table import Algorithm
+from relax.config import flag_of
+from relax.errors import ConfigError
 
 Batch = Mapping[str, Tensor]
 Loss = Callable[[Batch], tuple[Tensor, dict[str, Tensor]]]
@@ -53,7 +55,7 @@ def step_loss(
     """
     objective = resolve(row.objective, "objectives")
     if custom_objective is not None:
-        objective = selected(custom_objective)
+        objective = selected(custom_objective, settings["custom_loss_path"])
     given = knobs(custom_objective or objective, {**settings, **margins(row, bounds)})
     weigh = _reduction(row, settings, counts)
 
@@ -88,15 +90,36 @@ def total_of(value_BT: Tensor) -> Tensor:
     return value_BT.sum(dtype=torch.float64)
 
 
-def selected(objective: Objective) -> Objective:
-    """The user's own objective, shown valid tokens only: it need not think of the others."""
+def selected(objective: Objective, path: str) -> Objective:
+    """The user's own objective, shown valid tokens only: it need not think of the others.
+
+    What it gives is checked; ConfigError names `path`, where it was found.
+    """
 
     def over_valid(logp_BT: Tensor, old_logp_BT: Tensor, advantage_BT: Tensor, mask_BT, **given):
         tensors = valid(mask_BT, logp_BT, old_logp_BT, advantage_BT)
-        loss_BT, clipped_BT = objective(*tensors, mask_BT, **given)
+        loss_BT, clipped_BT = _checked(objective(*tensors, mask_BT, **given), logp_BT, path)
         return valid(mask_BT, loss_BT)[0], clipped_BT
 
     return over_valid
+
+
+def _checked(found: object, logp_BT: Tensor, path: str) -> tuple[Tensor, Tensor]:
+    """The two tensors that a user's objective must give; ConfigError for anything else."""
+    where = f"{flag_of('custom_loss_path')} = {path!r}"
+    if not (isinstance(found, tuple) and [isinstance(x, Tensor) for x in found] == [True, True]):
+        raise ConfigError(
+            f"{where}: gave {type(found).__name__}; (loss_BT, clipped_BT), two tensors, is needed"
+        )
+    for name, value in zip(("loss_BT", "clipped_BT"), found, strict=True):
+        if value.shape != logp_BT.shape:
+            raise ConfigError(
+                f"{where}: {name} has shape {tuple(value.shape)}; one value a token is needed, "
+                f"{tuple(logp_BT.shape)} like logp_BT"
+            )
+    if logp_BT.requires_grad and not found[0].requires_grad:
+        raise ConfigError(f"{where}: loss_BT has no gradient; compute it from logp_BT")
+    return found
 
 
 def critic_loss(row: Algorithm, settings: Mapping[str, Any], counts: StepCounts) -> Loss:

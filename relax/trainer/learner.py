@@ -4,7 +4,7 @@ Shapes: B responses, T response positions (right-padded), N response tokens of a
 """
 
 import math
-import warnings
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -202,7 +202,8 @@ class Learner:
             f"{metrics['grad_norm']}; skipped; samples with a non-finite loss: {named}"
         )
         if self._skips_in_a_row < SKIPS_IN_A_ROW:
-            warnings.warn(message, RuntimeWarning, stacklevel=3)
+            if dist.get_rank() == 0:
+                print(f"warning: {message}", file=sys.stderr)
             return
         if inspect_dir is not None and dist.get_rank() == 0:
             keep_batch(sequences, inspect_dir)

@@ -8,6 +8,7 @@ from flows import train
 from flows.demo_llm import PACKAGE, RUN, prepare_model, write_sums
 from relax.analytics import open_run
 from relax.flags import load_config
+from relax.store import Run
 from tasks.stage import perform
 
 pytestmark = [
@@ -37,4 +38,4 @@ def test_two_steps_of_a_pretrained_model(tmp_path):
         "SELECT max(value) FROM metrics WHERE metric = 'rollout/response_len/max'"
     ).fetchall()
     assert most == 8
-    assert run.run.num_updates() == 2
+    assert Run.open(tmp_path / "run").num_updates() == 2

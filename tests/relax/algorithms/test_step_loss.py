@@ -11,11 +11,13 @@ from relax.algorithms.loss import (
     bound_metrics,
     critic_loss,
     old_logp,
+    selected,
     step_bounds,
     step_loss,
 )
 from relax.algorithms.objectives import M2POBounds
 from relax.config import AlgorithmSection
+from relax.errors import ConfigError
 
 LN2 = math.log(2)
 COUNTS = StepCounts(num_tokens=3, num_responses=2, max_response_len=10)
@@ -248,3 +250,23 @@ def test_an_objective_of_the_users_own():
     found, gradient_BT = evaluate("grpo", {"entropy_coef": 0.25}, custom_objective=square)
     assert found["pg_loss"] == pytest.approx((LN2**2 / 2 + LN2**2) / 2, rel=1e-6)
     torch.testing.assert_close(gradient_BT, torch.tensor([[LN2 / 2, 0], [-LN2, 0]]))
+
+
+TOKENS = {name: torch.zeros(2, 3) for name in ("old_logp_BT", "advantage_BT")}
+
+
+@pytest.mark.parametrize(
+    ("objective", "said"),
+    [
+        (lambda logp, *_: logp, r"gave Tensor; \(loss_BT, clipped_BT\), two tensors, is needed"),
+        (lambda logp, *_: (logp, 0.0), "gave tuple; "),
+        (lambda logp, *_: (logp.sum(), logp), r"loss_BT has shape \(\); .*\(2, 3\) like logp_BT"),
+        (lambda logp, *_: (logp, logp[0]), r"clipped_BT has shape \(3,\); one value a token"),
+        (lambda logp, *_: (logp.detach(), logp), "loss_BT has no gradient; compute it from"),
+    ],
+)
+def test_what_a_custom_objective_gives_is_checked(objective, said):
+    shown = selected(objective, "mine.py:loss")
+    logp_BT = torch.zeros(2, 3, requires_grad=True)
+    with pytest.raises(ConfigError, match=f"^--custom-loss-path = 'mine.py:loss': {said}"):
+        shown(logp_BT, *TOKENS.values(), torch.ones(2, 3))

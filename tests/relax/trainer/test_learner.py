@@ -106,7 +106,7 @@ def test_patterns_that_match_nothing_or_everything_are_refused(tied_dir):
         load(tied_dir, freeze_params=(".",))
 
 
-def test_a_non_finite_loss_moves_nothing_and_names_the_samples(tied_dir, tmp_path):
+def test_a_non_finite_loss_moves_nothing_and_names_the_samples(tied_dir, tmp_path, capsys):
     actor = load(tied_dir, micro_batch_size=1)
     sequences = make_sequences(5)
     before = actor.weights_hash()
@@ -119,10 +119,10 @@ def test_a_non_finite_loss_moves_nothing_and_names_the_samples(tied_dir, tmp_pat
         return LossParts(parts.loss * (float("nan") if is_third else 1.0))
 
     for _ in range(2):
-        with pytest.warns(
-            RuntimeWarning, match=r"optimizer step 0: loss = nan.*skipped; .*: \[3\]"
-        ):
-            metrics = actor.train_step(sequences, poisoned)
+        metrics = actor.train_step(sequences, poisoned)
+        said = capsys.readouterr().err
+        assert said.startswith("warning: trainer: optimizer step 0: loss = nan, grad_norm = nan; ")
+        assert said.endswith("skipped; samples with a non-finite loss: [3]\n")
         assert metrics["skipped_steps"] == 1.0
         assert "lr" not in metrics
     assert (actor.step, actor.weights_hash(), actor.skipped_samples) == (0, before, (3,))
@@ -133,16 +133,16 @@ def test_a_non_finite_loss_moves_nothing_and_names_the_samples(tied_dir, tmp_pat
     np.testing.assert_array_equal(kept["advantage"], sequences[3].fields["advantage"])
 
 
-def test_a_finite_step_between_forgives_the_skipped_ones(tied_dir):
+def test_a_finite_step_between_forgives_the_skipped_ones(tied_dir, capsys):
     actor = load(tied_dir)
     sequences = make_sequences(5)
     for _ in range(2):
         for _ in range(2):
-            with pytest.warns(RuntimeWarning, match="grad_norm = nan"):
-                actor.train_step(
-                    sequences,
-                    lambda batch: LossParts(batch["logp_BT"].sum() * 0 + _endless_slope(batch)),
-                )
+            actor.train_step(
+                sequences,
+                lambda batch: LossParts(batch["logp_BT"].sum() * 0 + _endless_slope(batch)),
+            )
+        assert capsys.readouterr().err.count("grad_norm = nan; skipped") == 2
         assert step(actor)["skipped_steps"] == 0.0
     assert actor.step == 2
 
