@@ -92,7 +92,7 @@ class Job:
         return log_tail(self.folder, num_lines)
 
     def _seen(self) -> Seen | None:
-        """Of a job that is not SLURM's, what SLURM would say."""
+        """The state of a job that is not SLURM's, None where it cannot be seen from here."""
         if self.elsewhere:
             return None
         return Seen("RUNNING" if self._processes() else "ENDED")
@@ -169,11 +169,12 @@ class Attempt:
 
 def look(folder: Path, watch: Watch) -> Attempt:
     """What has become of a claimed folder and the job in it."""
-    claim, given_up = records.read(folder / records.CLAIM), _given_up(folder)
+    claim, outcome = records.read(folder / records.CLAIM), records.read(folder / records.OUTCOME)
     claimed = claim is not None and records.claimant_alive(folder, claim)
     record = records.read(folder / records.JOB)  # after the claimant: what it left is seen
+    given_up = outcome["state"] if outcome is not None else _failed(folder)
     known = folder, claim or record or {}, given_up
-    if claimed and record is None and not given_up:
+    if claimed and record is None and outcome is None:
         return Attempt(*known, Phase.SUBMITTING, None)
     job = Job.load(folder)
     if job is None or "state" in (record or {}):  # a whole row: it was settled
@@ -181,10 +182,7 @@ def look(folder: Path, watch: Watch) -> Attempt:
     return Attempt(*known, job.phase(watch, given_up=bool(given_up)), job)
 
 
-def _given_up(folder: Path) -> str:
-    outcome = records.read(folder / records.OUTCOME)
-    if outcome is not None:
-        return outcome["state"]
+def _failed(folder: Path) -> str:
     states = [start["state"] for start in records.last_starts(folder)]
     return "FAILED" if "FAILED" in states else ""
 

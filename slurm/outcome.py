@@ -105,7 +105,7 @@ def phase_of(seen: Seen | None, *, given_up: bool, now: float) -> Phase:
     verdict = judge(committed=False, seen=seen, now=now, started=True)
     if seen.state in ENDED or isinstance(verdict, Failed) or (given_up and seen.state == UNKNOWN):
         return Phase.OVER
-    if seen.state == UNKNOWN or seen.state in PERHAPS_AGAIN:
+    if seen.state not in WAITING | ACTIVE | AGAIN:
         return Phase.DOUBTFUL
     return Phase.ENDING if given_up else Phase.LIVING
 

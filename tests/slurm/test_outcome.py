@@ -113,7 +113,7 @@ def test_exit_code_is_told():
         ("COMPLETED", 0.0, Phase.OVER, Phase.OVER),
         ("FAILED", 0.0, Phase.OVER, Phase.OVER),
         ("ENDED", 0.0, Phase.OVER, Phase.OVER),
-        ("A_STATE_OF_TOMORROW", 0.0, Phase.LIVING, Phase.ENDING),
+        ("A_STATE_OF_TOMORROW", 0.0, Phase.DOUBTFUL, Phase.DOUBTFUL),
         ("A_STATE_OF_TOMORROW", 100.0, Phase.OVER, Phase.OVER),
     ],
 )

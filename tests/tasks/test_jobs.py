@@ -151,3 +151,21 @@ def test_cancellation_that_nobody_answered_is_not_claimed(session, scancel, monk
         "000003-reward-1: job 77 may go on: scancel failed or was not answered; repeat it, or "
         "start the run again, which does\n"
     )
+
+
+def test_job_that_did_its_work_is_not_called_cancelled(session, sleepers):
+    folder = claimed(session, executor="local")
+    recorded(folder, **sleepers[1])
+    started(folder, "COMPLETED")
+    assert cancel.cancel_jobs(str(session.run.root)) == [folder.name]
+    assert records.accounting(folder)["state"] == "COMPLETED"
+
+
+def test_submission_that_takes_long_is_told(session, monkeypatch, capsys):
+    folder, mine = claimed(session), records.identity()
+    monkeypatch.setattr(cancel, "SUBMITTING_S", 0.0)
+    assert cancel.cancel_jobs(str(session.run.root)) == []
+    assert capsys.readouterr().err == (
+        f"{folder.name}: process {mine['pid']} on {mine['host']} may yet submit its job; "
+        "end that process, or cancel again\n"
+    )
