@@ -176,9 +176,10 @@ def look(folder: Path, watch: Watch) -> Attempt:
     known = folder, claim or record or {}, given_up
     if claimed and record is None and outcome is None:
         return Attempt(*known, Phase.SUBMITTING, None)
-    job = Job.load(folder)
-    if job is None or "state" in (record or {}):  # a whole row: it was settled
-        return Attempt(*known, Phase.OVER, job)
+    settled = record is not None and "state" in record
+    job = None if settled else Job.load(folder)
+    if job is None:
+        return Attempt(*known, Phase.OVER, None)
     return Attempt(*known, job.phase(watch, given_up=bool(given_up)), job)
 
 
