@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import socket
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from slurm import records
 from slurm.errors import JobError
-from slurm.outcome import ENDED, Done, Failed, Outcome, Running, judge
+from slurm.outcome import Done, Failed, Outcome, Phase, judge, phase_of
 from slurm.watch import Seen, Watch, run_command
 
 LOG = "job.log"
@@ -27,47 +30,51 @@ class Job:
     start: list[int] | None
     """Of a local job: when each of its processes started, in clock ticks since boot; a pid alone
     may be another's by now."""
+    elsewhere: str = ""
+    """Of a local job: the other host that it is on, which alone can see it."""
 
     @classmethod
     def load(cls, folder: Path) -> Job | None:
-        """The job of a folder, None where none was submitted."""
-        record = records.read(folder / records.JOB)
-        if record is not None:
-            return cls(folder, record["executor"], record["job_id"], record["start"])
-        ids = records.submitted_ids(folder)
-        if not ids:
+        """The job of a folder, None where none was submitted.
+
+        To be called once its claimant is gone or has written job.json.
+        """
+        record = records.read(folder / records.JOB) or _unrecorded(folder)
+        if record is None:
             return None
-        if (records.read(folder / records.CLAIM) or {}).get("executor") != "local":
-            return cls(folder, "slurm", ids[0], None)
-        starts = [records.start_of_job_process(int(pid), folder) for pid in ids]
-        return cls(folder, "local", ",".join(ids), starts)
+        executor, start, elsewhere = record["executor"], record["start"], ""
+        if executor == "local" and record["host"] != socket.gethostname():
+            elsewhere = record["host"]
+        elif executor == "local" and record["boot"] != records.boot():
+            start = None
+        return cls(folder, executor, record["job_id"], start, elsewhere)
 
     def outcome(self, watch: Watch, *, committed: bool) -> Outcome:
         """What has become of it, by the latest that is known."""
         if committed:
             return Done()
-        nodes = records.node_records(self.folder)
-        failed = [node for node in nodes if node["state"] == "FAILED"]
-        if failed:
+        starts = records.last_starts(self.folder)
+        if any(start["state"] == "FAILED" for start in starts):
             return Failed("FAILED", "it failed")
-        if self.executor != "slurm":
-            return Running() if self._processes() else Failed("ENDED", "it ended without a result")
-        seen = watch.seen(self.job_id)
-        return judge(committed=False, seen=seen, now=time.monotonic(), started=bool(nodes))
+        seen = watch.seen(self.job_id) if self.executor == "slurm" else self._seen()
+        return judge(committed=False, seen=seen, now=time.monotonic(), started=bool(starts))
 
-    def alive(self, watch: Watch) -> bool | None:
-        """Whether any process of it may still run; None where the cluster does not answer."""
-        if self.executor != "slurm":
-            return bool(self._processes())
-        seen = watch.now(self.job_id)
-        return None if seen is None else may_run(seen)
+    def phase(self, watch: Watch, *, given_up: bool = False) -> Phase:
+        """What it is at this moment to those who would submit another."""
+        seen = watch.now(self.job_id) if self.executor == "slurm" else self._seen()
+        return phase_of(seen, given_up=given_up, now=time.monotonic())
 
-    def cancel(self) -> None:
-        """End it and everything it started."""
+    def cancel(self) -> bool:
+        """End it and everything it started; False where the cluster or its host was not told."""
         if self.executor == "slurm":
-            run_command(["scancel", self.job_id])
+            answer = run_command(["scancel", self.job_id])
+            return answer is not None and (
+                not answer.returncode or "Invalid job id" in answer.stderr  # forgotten: over
+            )
         for pid in self._processes():
-            os.killpg(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it ended since it was seen
+                os.killpg(pid, signal.SIGKILL)
+        return not self.elsewhere
 
     def gave_up(self, failed: Failed, name: str) -> JobError:
         """Write down that the job failed; the error to raise, with the end of its log."""
@@ -79,23 +86,41 @@ class Job:
 
     def last_words(self, num_lines: int = 15) -> str:
         """The traceback of its first failing rank, else the end of its log."""
-        errors = [n["error"] for n in records.node_records(self.folder) if n.get("error")]
+        errors = [n["error"] for n in records.last_starts(self.folder) if n.get("error")]
         if errors:
             return errors[-1].rstrip()
         return log_tail(self.folder, num_lines)
 
+    def _seen(self) -> Seen | None:
+        """The state of a job that is not SLURM's, None where it cannot be seen from here."""
+        if self.elsewhere:
+            return None
+        return Seen("RUNNING" if self._processes() else "ENDED")
+
     def _processes(self) -> list[int]:
         """Of a local job: its processes that are alive, one an element of an array."""
-        if self.start is None:
+        if self.start is None or self.elsewhere:
             return []
         pairs = zip(map(int, self.job_id.split(",")), self.start, strict=True)
         return [pid for pid, start in pairs if records.process_start(pid) == start]
 
 
-def may_run(seen: Seen) -> bool:
-    """Whether a job in this state runs or may run again."""
-    verdict = judge(committed=False, seen=seen, now=time.monotonic(), started=True)
-    return not isinstance(verdict, Failed) and seen.state not in ENDED
+def _unrecorded(folder: Path) -> dict[str, Any] | None:
+    """job.json of a job whose submitter died before it wrote that, from its claim.
+
+    Written down where the job can be seen, so that its row and its shares are not lost.
+    """
+    claim, ids = records.read(folder / records.CLAIM), records.submitted_ids(folder)
+    if claim is None or not ids:
+        return None
+    found = {**claim, "job_id": ids[0], "start": None, "submitted": claim["claimed"]}
+    if claim["executor"] == "local":
+        starts = [records.start_of_job_process(int(pid), folder) for pid in ids]
+        found |= {"job_id": ",".join(ids), "start": starts}
+        if claim["host"] != socket.gethostname():
+            return found
+    records.write(folder / records.JOB, found)
+    return found
 
 
 def log_files(folder: Path) -> list[Path]:
@@ -110,10 +135,10 @@ def log_tail(folder: Path, num_lines: int) -> str:
     return "\n".join(lines[-num_lines:]) or "(it wrote nothing)"
 
 
-def attempts(jobs: Path, labels: dict[str, Any]) -> list[Path]:
+def attempts(jobs: Path, labels: Mapping[str, Any]) -> list[Path]:
     """Folders of the submissions that were for all of `labels`, oldest first.
 
-    A list label stands for the submission when it holds the value asked for.
+    A list label stands for the submission when both lists hold a value.
     """
     found = []
     for folder in jobs.glob("[0-9]*"):
@@ -123,16 +148,53 @@ def attempts(jobs: Path, labels: dict[str, Any]) -> list[Path]:
     return [folder for _, folder in sorted(found)]
 
 
-def living(jobs: Path) -> list[Job]:
-    """The jobs below `jobs` that may still run; those that ended say so in their folders."""
-    found, watch = [], Watch()
-    for folder in sorted(jobs.glob("[0-9]*")):
-        row, job = records.accounting(folder), Job.load(folder)
-        over = row is not None and row["state"] not in ("PENDING", "RUNNING", "STOPPED")
-        if job is not None and not over and job.alive(watch) is not False:
-            found.append(job)
-    return found
-
-
 def _holds(recorded: Any, value: Any) -> bool:
-    return value in recorded if isinstance(recorded, list) else value == recorded
+    if isinstance(recorded, list):
+        return not set(recorded).isdisjoint(value)
+    return recorded == value
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A submission as it was when it was looked at."""
+
+    folder: Path
+    claim: Mapping[str, Any]
+    """Who claimed it, what for."""
+    given_up: str
+    """The state in which it was given up, empty where it was not."""
+    phase: Phase
+    job: Job | None
+
+
+def look(folder: Path, watch: Watch) -> Attempt:
+    """What has become of a claimed folder and the job in it."""
+    claim, outcome = records.read(folder / records.CLAIM), records.read(folder / records.OUTCOME)
+    claimed = claim is not None and records.claimant_alive(folder, claim)
+    record = records.read(folder / records.JOB)  # after the claimant: what it left is seen
+    given_up = outcome["state"] if outcome is not None else _failed(folder)
+    known = folder, claim or record or {}, given_up
+    if claimed and record is None and outcome is None:
+        return Attempt(*known, Phase.SUBMITTING, None)
+    settled = record is not None and "state" in record
+    job = None if settled else Job.load(folder)
+    if job is None:
+        return Attempt(*known, Phase.OVER, None)
+    return Attempt(*known, job.phase(watch, given_up=bool(given_up)), job)
+
+
+def _failed(folder: Path) -> str:
+    states = [start["state"] for start in records.last_starts(folder)]
+    return "FAILED" if "FAILED" in states else ""
+
+
+def unfinished(jobs: Path) -> list[Attempt]:
+    """The submissions below `jobs` that are not over."""
+    watch = Watch()
+    found = [look(folder, watch) for folder in sorted(jobs.glob("[0-9]*"))]
+    return [attempt for attempt in found if attempt.phase is not Phase.OVER]
+
+
+def living(jobs: Path) -> list[Job]:
+    """The jobs below `jobs` that may still run, given up or not."""
+    return [attempt.job for attempt in unfinished(jobs) if attempt.job is not None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 
 from slurm.watch import UNKNOWN, Seen
 
@@ -41,12 +42,24 @@ class Failed:
 
 Outcome = Done | Queued | Running | Requeued | Failed
 
+
+class Phase(Enum):
+    """What a submission is to those who would make another one for the same."""
+
+    SUBMITTING = "its claimant may yet submit it"
+    LIVING = "its job may give what it is for"
+    DOUBTFUL = "whether its job is over cannot be told yet"
+    ENDING = "its job was given up and may still be on its nodes"
+    OVER = "nothing of it runs, or will again"
+
+
 WAITING = {"PENDING", "CONFIGURING", "RESV_DEL_HOLD"}
 ACTIVE = {"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"}
 AGAIN = {"REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT"}
 PERHAPS_AGAIN = {"NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "REVOKED"}
 ENDED = {
     "COMPLETED": "it ended without a result",
+    "ENDED": "it ended without a result",
     "FAILED": "it failed",
     "TIMEOUT": "it reached its time limit; raise minutes of its allocation",
     "DEADLINE": "it reached its deadline",
@@ -80,6 +93,21 @@ def judge(*, committed: bool, seen: Seen | None, now: float, started: bool) -> O
     if seen.state in AGAIN:
         return Requeued(seen.reason)
     return _ending(seen, now - seen.since, started)
+
+
+def phase_of(seen: Seen | None, *, given_up: bool, now: float) -> Phase:
+    """What a job is by its state, once it was submitted; the arguments are those of `judge`.
+
+    given_up: whether nobody waits for it any more; it is no fresh job, so unknown means forgotten.
+    """
+    if seen is None:
+        return Phase.DOUBTFUL
+    verdict = judge(committed=False, seen=seen, now=now, started=True)
+    if seen.state in ENDED or isinstance(verdict, Failed) or (given_up and seen.state == UNKNOWN):
+        return Phase.OVER
+    if seen.state not in WAITING | ACTIVE | AGAIN:
+        return Phase.DOUBTFUL
+    return Phase.ENDING if given_up else Phase.LIVING
 
 
 def _ending(seen: Seen, age_s: float, started: bool) -> Outcome:

@@ -1,7 +1,8 @@
 """A job's folder: who claimed it, what was submitted, what ran, how it ended. One writer a file.
 
-claim.json    the submitter, before it submits
-job.json      the submitter, once the job has an id
+claim.json    the submitter, before it submits: who it is, and what it will submit
+job.json      the submitter, once the job has an id: the claim and that id; of a submitter that
+              died in between, who finds the job
 node-R.json   rank 0 of the job's R-th start (restarts count from 0)
 outcome.json  the flow, when it gave the job up
 Once all is over they are joined in job.json, from which questions about jobs are answered.
@@ -9,11 +10,15 @@ Once all is over they are joined in job.json, from which questions about jobs ar
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
+import shutil
 import socket
+import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,61 +30,93 @@ SUBMITTED = re.compile(r"(\d+)(?:_\d+)?_submitted\.pkl")
 
 
 def write(path: Path, record: dict[str, Any]) -> None:
-    """Write whole or not at all."""
-    scratch = path.with_name(f".{path.name}-{os.getpid()}")
-    scratch.write_text(json.dumps(record, indent=1) + "\n")
+    """Write whole or not at all, also where the power fails."""
+    scratch = _scratch(path)
+    with scratch.open("w") as file:
+        file.write(json.dumps(record, indent=1) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
     scratch.rename(path)
 
 
 def read(path: Path) -> dict[str, Any] | None:
-    """A record, None where it is not written yet."""
+    """A record; None where it is not written yet, or damaged: nobody can go by it."""
     try:
-        return json.loads(path.read_text())
-    except FileNotFoundError:
+        return json.loads(_text(path))
+    except (FileNotFoundError, ValueError):
         return None
 
 
-def claim(folder: Path, labels: dict[str, Any]) -> bool:
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError as error:
+        if error.errno != errno.ESTALE:  # over NFS: replaced between the opening and the reading
+            raise
+        return path.read_text()
+
+
+def _scratch(path: Path) -> Path:
+    """A name beside `path` that no other thread of any host uses."""
+    return path.with_name(f".{path.name}-{socket.gethostname()}-{threading.get_native_id()}")
+
+
+def claim(folder: Path, facts: Mapping[str, Any]) -> bool:
     """Make `folder` this process's, or return False: exactly one of many gets it.
 
     The record is in the directory before the directory has its name.
     """
-    scratch = folder.with_name(f".{folder.name}-{socket.gethostname()}-{os.getpid()}")
+    scratch, mine = _scratch(folder), {**facts, **identity(), "claimed": time.time()}
     scratch.mkdir(parents=True, exist_ok=True)
-    write(scratch / CLAIM, {**labels, **identity(), "claimed": time.time()})
+    write(scratch / CLAIM, mine)
     try:
         scratch.rename(folder)
     except OSError:
+        if read(folder / CLAIM) == mine:  # over NFS a rename that worked may say that it failed
+            return True
+        shutil.rmtree(scratch, ignore_errors=True)
         if not folder.exists():
             raise
-        (scratch / CLAIM).unlink()
-        scratch.rmdir()
         return False
     return True
 
 
 def identity() -> dict[str, Any]:
     """Who this process is: host, boot, pid and start time."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     pid = os.getpid()
     return {
         "host": socket.gethostname(),
-        "boot": boot,
+        "boot": boot(),
         "pid": pid,
         "start": process_start(pid),
     }
 
 
-def claimant_alive(record: dict[str, Any]) -> bool:
-    """Whether the process that claimed a folder may still submit its job.
+def boot() -> str:
+    """This boot of this machine: what pids and start times count within."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
-    On another host it is taken for dead some time after the claim: submitting takes seconds.
+
+def claimant_alive(folder: Path, record: dict[str, Any]) -> bool:
+    """Whether the process that claimed `folder` may still submit its job.
+
+    On another host it is taken for dead once the folder is silent: submitting takes seconds.
     """
     if record["host"] != socket.gethostname():
-        return time.time() - record["claimed"] < STALE_CLAIM_S
-    return record["boot"] == identity()["boot"] and (
+        return _silence(folder) < STALE_CLAIM_S
+    return record["boot"] == boot() and (
         process_start(record["pid"]) == record["start"] is not None
     )
+
+
+def _silence(folder: Path) -> float:
+    """Seconds since something was made in `folder`, by the file system's own clock."""
+    probe = _scratch(folder.with_name("probe"))
+    probe.touch()
+    try:
+        return probe.stat().st_mtime - folder.stat().st_mtime
+    finally:
+        probe.unlink()
 
 
 def submitted_ids(folder: Path) -> list[str]:
@@ -118,6 +155,11 @@ def node_records(folder: Path) -> list[dict[str, Any]]:
     return sorted((r for r in found if r is not None), key=lambda record: record["restart"])
 
 
+def last_starts(folder: Path) -> list[dict[str, Any]]:
+    """The record of each element's last start; a job that is no array has one element."""
+    return list({node["element"]: node for node in node_records(folder)}.values())
+
+
 def accounting(folder: Path) -> dict[str, Any] | None:
     """One row about a job: times in seconds since the epoch, durations in seconds.
 
@@ -129,7 +171,7 @@ def accounting(folder: Path) -> dict[str, Any] | None:
         return job
     nodes, outcome = node_records(folder), read(folder / OUTCOME) or {}
     given_up = outcome.get("seen")
-    state = outcome.get("state") or _state(nodes, job["elements"])
+    state = outcome.get("state") or _state(last_starts(folder), job["elements"])
     over = state not in ("PENDING", "RUNNING")
     ends = [node.get("ended") or given_up or time.time() for node in nodes]
     run_s = sum(end - node["started"] for end, node in zip(ends, nodes, strict=True))
@@ -147,14 +189,14 @@ def accounting(folder: Path) -> dict[str, Any] | None:
     }
 
 
-def _state(nodes: list[dict[str, Any]], num_elements: int) -> str:
+def _state(last: list[dict[str, Any]], num_elements: int) -> str:
     """What the nodes' own records say: of an array, COMPLETED once all elements are."""
-    last = {node["element"]: node["state"] for node in nodes}  # later starts come later
-    if "FAILED" in last.values():
+    states = [node["state"] for node in last]
+    if "FAILED" in states:
         return "FAILED"
-    if list(last.values()).count("COMPLETED") == num_elements:
+    if states.count("COMPLETED") == num_elements:
         return "COMPLETED"
-    return "RUNNING" if last else "PENDING"
+    return "RUNNING" if states else "PENDING"
 
 
 def give_up(folder: Path, state: str, reason: str) -> None:

@@ -61,7 +61,23 @@ class Order:
     """Name of the allocation, for errors."""
     site: Site = field(default_factory=Site)
     labels: Mapping[str, Any] = field(default_factory=dict)
-    """Written into claim.json and job.json, by which the job is found again."""
+    """By which the job is found again."""
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What claim.json and job.json say of it."""
+        asked = self.resources
+        return {
+            **self.labels,
+            "executor": self.executor,
+            "name": self.name,
+            "allocation": self.allocation,
+            "attempt": self.attempt,
+            "elements": len(self.calls),
+            "num_nodes": asked.nodes,
+            "num_ranks": asked.num_ranks,
+            "gpus": asked.nodes * asked.gpus_per_node,
+        }
 
     def asked(self, folder: Path, element: int | None) -> entry.Asked:
         """What the node is told."""
@@ -82,25 +98,10 @@ def submit(folder: Path, order: Order) -> Job:
 def _record(
     folder: Path, order: Order, job_id: str, start: list[int] | None, submitted: float
 ) -> Job:
-    asked = order.resources
-    records.write(
-        folder / records.JOB,
-        {
-            **order.labels,
-            "executor": order.executor,
-            "job_id": job_id,
-            "start": start,
-            "name": order.name,
-            "allocation": order.allocation,
-            "attempt": order.attempt,
-            "claimed": (records.read(folder / records.CLAIM) or {}).get("claimed", submitted),
-            "submitted": submitted,
-            "elements": len(order.calls),
-            "num_nodes": asked.nodes,
-            "num_ranks": asked.num_ranks,
-            "gpus": asked.nodes * asked.gpus_per_node,
-        },
-    )
+    claim = records.read(folder / records.CLAIM)
+    assert claim is not None, folder
+    job = {"job_id": job_id, "start": start, "submitted": submitted}
+    records.write(folder / records.JOB, {**claim, **order.facts, **job})
     return Job(folder, order.executor, job_id, start)
 
 

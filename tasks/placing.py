@@ -105,7 +105,7 @@ def order_of(
 
 
 SHARES = "shares"
-"""What job.json says of an array: the shards of each element."""
+"""What its records say of an array: the shards of each element."""
 
 
 def labels(step: int, stages: Sequence[str]) -> Mapping[str, object]:

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from relax.stages.keys import done
 from relax.store import Manifest
 from slurm import entry
-from tasks.jobs import obtain, wait
+from tasks.claims import obtain
+from tasks.jobs import wait
 from tasks.session import Session
 
 PERFORM = "relax.stages.perform:perform"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from slurm.outcome import Done, Failed, Queued, Requeued, Running, judge
+from slurm.outcome import Done, Failed, Phase, Queued, Requeued, Running, judge, phase_of
 from slurm.watch import Seen
 
 
@@ -97,3 +97,32 @@ def test_silent_cluster_changes_nothing():
 def test_exit_code_is_told():
     found = outcome("FAILED", exit_code="3:0")
     assert found == Failed("FAILED", "it failed (exit 3:0)")
+
+
+@pytest.mark.parametrize(
+    ("state", "age_s", "waited_for", "given_up"),
+    [
+        ("PENDING", 100.0, Phase.LIVING, Phase.ENDING),
+        ("RUNNING", 100.0, Phase.LIVING, Phase.ENDING),
+        ("COMPLETING", 0.0, Phase.LIVING, Phase.ENDING),
+        ("REQUEUED", 100.0, Phase.LIVING, Phase.ENDING),
+        ("NODE_FAIL", 4.5, Phase.DOUBTFUL, Phase.DOUBTFUL),
+        ("NODE_FAIL", 100.0, Phase.OVER, Phase.OVER),
+        ("UNKNOWN", 3.0, Phase.DOUBTFUL, Phase.OVER),
+        ("UNKNOWN", 100.0, Phase.OVER, Phase.OVER),
+        ("COMPLETED", 0.0, Phase.OVER, Phase.OVER),
+        ("FAILED", 0.0, Phase.OVER, Phase.OVER),
+        ("ENDED", 0.0, Phase.OVER, Phase.OVER),
+        ("A_STATE_OF_TOMORROW", 0.0, Phase.DOUBTFUL, Phase.DOUBTFUL),
+        ("A_STATE_OF_TOMORROW", 100.0, Phase.OVER, Phase.OVER),
+    ],
+)
+def test_phase_of_a_job(state, age_s, waited_for, given_up):
+    seen = Seen(state, since=1000.0)
+    assert phase_of(seen, given_up=False, now=1000.0 + age_s) is waited_for
+    assert phase_of(seen, given_up=True, now=1000.0 + age_s) is given_up
+
+
+def test_silent_cluster_leaves_the_phase_in_doubt():
+    assert phase_of(None, given_up=False, now=1e6) is Phase.DOUBTFUL
+    assert phase_of(None, given_up=True, now=1e6) is Phase.DOUBTFUL

@@ -1,8 +1,11 @@
 """A job's folder: one claimant, one row of accounting, one file once it is over."""
 
+import errno
 import json
 import multiprocessing
+import os
 import time
+from pathlib import Path
 
 import pytest
 
@@ -29,17 +32,88 @@ def test_exactly_one_of_many_gets_a_claim(tmp_path):
     assert [p.name for p in (tmp_path / "jobs").iterdir()] == ["000001-update-1"]
 
 
+def test_claim_whose_rename_only_says_that_it_failed_is_ones_own(tmp_path, monkeypatch):
+    """NFS sends a rename again whose answer was lost, and the second finds nothing to rename."""
+    rename = Path.rename
+
+    def repeated(self, target):
+        rename(self, target)
+        if target.name == "job":
+            rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", repeated)
+    assert records.claim(tmp_path / "job", {"step": 1})
+    assert not records.claim(tmp_path / "job", {"step": 1})
+    assert [p.name for p in tmp_path.iterdir()] == ["job"]
+
+
 def test_claimant_is_alive_only_as_the_same_process(tmp_path):
-    records.claim(tmp_path / "a", {})
-    mine = records.read(tmp_path / "a" / records.CLAIM)
+    folder = tmp_path / "a"
+    records.claim(folder, {})
+    mine = records.read(folder / records.CLAIM)
     assert mine is not None
-    assert records.claimant_alive(mine)
-    assert not records.claimant_alive({**mine, "start": mine["start"] - 1})
-    assert not records.claimant_alive({**mine, "boot": "before"})
-    assert not records.claimant_alive({**mine, "pid": 2**22 + 1})
-    elsewhere = {**mine, "host": "elsewhere"}
-    assert records.claimant_alive({**elsewhere, "claimed": time.time() - 100})
-    assert not records.claimant_alive({**elsewhere, "claimed": time.time() - 121})
+    assert records.claimant_alive(folder, mine)
+    assert not records.claimant_alive(folder, {**mine, "start": mine["start"] - 1})
+    assert not records.claimant_alive(folder, {**mine, "boot": "before"})
+    assert not records.claimant_alive(folder, {**mine, "pid": 2**22 + 1})
+
+
+def test_claimant_on_another_host_is_judged_by_the_file_systems_clock_alone(tmp_path):
+    folder = tmp_path / "a"
+    records.claim(folder, {})
+    elsewhere = {"host": "elsewhere", "claimed": time.time() - 3600}  # its clock is slow
+    assert records.claimant_alive(folder, elsewhere)
+    now = folder.stat().st_mtime
+    os.utime(folder, (now - 100, now - 100))
+    assert records.claimant_alive(folder, elsewhere)
+    os.utime(folder, (now - 121, now - 121))
+    assert not records.claimant_alive(folder, {**elsewhere, "claimed": time.time() + 3600})
+    assert [p.name for p in tmp_path.iterdir()] == ["a"]
+
+
+def test_record_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    did = []
+    monkeypatch.setattr(records.os, "fsync", lambda _: did.append("fsync"))
+    rename = Path.rename
+    monkeypatch.setattr(Path, "rename", lambda *of: did.append("rename") or rename(*of))
+    records.write(tmp_path / "a.json", {})
+    assert did == ["fsync", "rename"]
+
+
+def test_two_hosts_with_one_pid_write_one_record(tmp_path, monkeypatch):
+    rename, renamed = Path.rename, []
+
+    def overtaken(self, target):
+        renamed.append(self.name)
+        if len(renamed) == 1:
+            monkeypatch.setattr(records.socket, "gethostname", lambda: "second")
+            records.write(target, {"by": 2})
+        return rename(self, target)
+
+    monkeypatch.setattr(records.socket, "gethostname", lambda: "first")
+    monkeypatch.setattr(Path, "rename", overtaken)
+    records.write(tmp_path / "a.json", {"by": 1})
+    assert records.read(tmp_path / "a.json") == {"by": 1}
+
+
+@pytest.mark.parametrize("text", ["", '{"state": "FAI', "\0\0\0"])
+def test_damaged_record_is_none(tmp_path, text):
+    (tmp_path / "a.json").write_text(text)
+    assert records.read(tmp_path / "a.json") is None
+
+
+def test_record_replaced_while_it_is_read_over_nfs_is_read_again(tmp_path, monkeypatch):
+    records.write(tmp_path / "a.json", {"by": 1})
+    read_text, reads = Path.read_text, []
+
+    def stale(self):
+        reads.append(self)
+        if len(reads) == 1:
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return read_text(self)
+
+    monkeypatch.setattr(Path, "read_text", stale)
+    assert records.read(tmp_path / "a.json") == {"by": 1}
 
 
 def test_id_of_a_job_whose_submitter_died_before_recording_it(tmp_path):
@@ -115,6 +189,17 @@ def test_state_of_an_array(tmp_path, states, expected):
     assert row["state"] == expected
 
 
+def test_last_start_of_each_element_decides(tmp_path):
+    records.write(tmp_path / records.JOB, JOB)
+    records.write(tmp_path / "node-0.json", node(0, started=1.0, ended=2.0, state="FAILED"))
+    done = node(1, started=3.0, ended=4.0, state="COMPLETED")
+    records.write(tmp_path / "node-1.json", done)
+    assert records.last_starts(tmp_path) == [done]
+    row = records.accounting(tmp_path)
+    assert row is not None
+    assert row["state"] == "COMPLETED"
+
+
 def test_settling_leaves_one_file_with_the_log_in_it(tmp_path):
     records.write(tmp_path / records.JOB, JOB)
     records.write(tmp_path / records.CLAIM, {})
@@ -145,6 +230,6 @@ def test_attempts_are_found_by_any_of_their_stages(tmp_path):
         record = {"step": 3, "stages": stages, "claimed": 1.0}
         records.write(tmp_path / name / records.CLAIM, record)
     (tmp_path / "000003-update-1").mkdir()  # no record: never claimed by us
-    found = attempts(tmp_path, {"step": 3, "stages": "update"})
+    found = attempts(tmp_path, {"step": 3, "stages": ["update", "sft"]})
     assert [p.name for p in found] == ["000003-advantage-1"]
-    assert attempts(tmp_path, {"step": 4, "stages": "update"}) == []
+    assert attempts(tmp_path, {"step": 4, "stages": ["update"]}) == []
