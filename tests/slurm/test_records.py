@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import time
+from pathlib import Path
 
 import pytest
 
@@ -127,6 +128,30 @@ def test_settling_leaves_one_file_with_the_log_in_it(tmp_path):
     row = json.loads((tmp_path / "job.json").read_text())
     assert (row["log"], row["run_s"]) == (["first", "last"], 1.0)
     assert records.accounting(tmp_path) == row
+
+
+def test_settled_by_two_at_once_it_keeps_its_log(tmp_path, monkeypatch):
+    """The faster one packs the folder when the slower one is about to read the log."""
+    records.write(tmp_path / records.JOB, JOB)
+    done = node(0, started=1.0, ended=2.0, state="COMPLETED")
+    records.write(tmp_path / "node-0.json", done)
+    (tmp_path / "job.log").write_text("first\nlast\n")
+    read_text, faster = Path.read_text, []
+
+    def overtaken(self, **how):
+        if self.name == "job.log" and not faster:
+            faster.append("began")
+            faster.append(records.settle(tmp_path))
+        return read_text(self, **how)
+
+    monkeypatch.setattr(Path, "read_text", overtaken)
+    assert records.settle(tmp_path)
+    assert faster == ["began", True]
+    assert records.settle(tmp_path)  # and again, when all is packed
+    assert [p.name for p in tmp_path.iterdir()] == ["job.json"]
+    row = records.accounting(tmp_path)
+    assert row is not None
+    assert row["log"] == ["first", "last"]
 
 
 def test_job_that_may_still_write_or_failed_keeps_its_files(tmp_path):
