@@ -1,7 +1,8 @@
 """A job's folder: one claimant, one row of accounting, one file once it is over."""
 
 import json
-import multiprocessing
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -10,24 +11,36 @@ import pytest
 from slurm import records
 from slurm.jobs import attempts
 
-
-def claim_in_process(folder, barrier, answers):
-    barrier.wait()
-    answers.put(records.claim(folder, {"step": 1}))
+CLAIMANT = """
+import sys
+from pathlib import Path
+from slurm import records
+folder = Path(sys.argv[1])
+print("ready", flush=True)
+sys.stdin.readline()
+print(records.claim(folder, {"step": 1}))
+"""
 
 
 def test_exactly_one_of_many_gets_a_claim(tmp_path):
-    context = multiprocessing.get_context("fork")
-    barrier, answers = context.Barrier(6), context.Queue()
-    arguments = (tmp_path / "jobs" / "000001-update-1", barrier, answers)
-    racers = [context.Process(target=claim_in_process, args=arguments) for _ in range(6)]
-    (tmp_path / "jobs").mkdir()
+    folder = tmp_path / "jobs" / "000001-update-1"
+    folder.parent.mkdir()
+    racers = [
+        subprocess.Popen(
+            [sys.executable, "-c", CLAIMANT, str(folder)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(6)
+    ]
+    assert [racer.stdout.readline() for racer in racers] == ["ready\n"] * 6
     for racer in racers:
-        racer.start()
-    assert sorted(answers.get(timeout=20) for _ in racers) == [False] * 5 + [True]
-    for racer in racers:
-        racer.join()
-    assert [p.name for p in (tmp_path / "jobs").iterdir()] == ["000001-update-1"]
+        racer.stdin.write("go\n")
+        racer.stdin.flush()
+    said = [racer.communicate(timeout=60)[0].strip() for racer in racers]
+    assert sorted(said) == ["False"] * 5 + ["True"]
+    assert [p.name for p in folder.parent.iterdir()] == [folder.name]
 
 
 def test_claimant_is_alive_only_as_the_same_process(tmp_path):
