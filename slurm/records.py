@@ -10,6 +10,7 @@ Once all is over they are joined in job.json, from which questions about jobs ar
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -214,10 +215,19 @@ def settle(folder: Path, *, lingering_s: float = 5.0) -> bool:
         return False
     if time.time() - row["ended"] < lingering_s:
         return False
-    logs = [path for path in sorted(folder.iterdir()) if path.suffix in (".log", ".out")]
-    lines = [line for log in logs for line in log.read_text(errors="replace").splitlines()]
-    write(folder / JOB, row | {"log": lines[-PACKED_LINES:]})
+    lines = _log_lines(folder)
+    if "state" not in (read(folder / JOB) or {}):  # else another was faster, and may have the logs
+        write(folder / JOB, row | {"log": lines[-PACKED_LINES:]})
     for path in folder.iterdir():
         if path.name != JOB and path.suffix in (".json", ".pkl", ".sh", ".log", ".out"):
             path.unlink(missing_ok=True)
     return True
+
+
+def _log_lines(folder: Path) -> list[str]:
+    """What the logs of a folder hold, less those that another removes meanwhile."""
+    lines: list[str] = []
+    for log in sorted(path for path in folder.iterdir() if path.suffix in (".log", ".out")):
+        with contextlib.suppress(FileNotFoundError):
+            lines += log.read_text(errors="replace").splitlines()
+    return lines

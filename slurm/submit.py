@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -216,9 +217,11 @@ def local(folder: Path, order: Order, submitted: float) -> Job:
         stderr_to_stdout=True,
     )
     own = {"PYTHONPATH": str(order.code), "PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}
-    # A flow is ended by killpg, and its jobs must not be.
+    # A flow is ended by killpg, and its jobs must not be. What other threads start meanwhile is
+    # none of submitit's: its name for the module is changed, not the module.
     popen = functools.partial(subprocess.Popen, start_new_session=True)
-    with clean_environment(**own), mock.patch("submitit.local.local.subprocess.Popen", popen):
+    theirs = mock.patch("submitit.local.local.subprocess", SimpleNamespace(Popen=popen))
+    with clean_environment(**own), theirs:
         pids = _send(executor, folder, order)
     starts = [records.process_start(int(pid)) or 0 for pid in pids]  # 0: over already
     return _record(folder, order, ",".join(pids), starts, submitted)
@@ -247,7 +250,7 @@ def clean_environment(**own: str) -> Iterator[None]:
     """Around a submission: without what an outer job left in the environment.
 
     sbatch reads SBATCH_* as options and hands the rest on to the job, whose ranks would believe
-    themselves in the outer one.
+    themselves in the outer one. Other threads find all else in its place at every moment.
     """
     with _environment_lock:
         before = dict(os.environ)
@@ -258,5 +261,8 @@ def clean_environment(**own: str) -> Iterator[None]:
         try:
             yield
         finally:
-            os.environ.clear()
-            os.environ.update(before)
+            for name in os.environ.keys() - before.keys():
+                os.environ.pop(name, None)
+            for name, value in before.items():
+                if os.environ.get(name) != value:
+                    os.environ[name] = value

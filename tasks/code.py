@@ -5,11 +5,14 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import socket
 from pathlib import Path
 
 from relax.config import Config
 from relax.custom import source_file
+from relax.errors import ArtifactError
 from relax.store import Run, disk
+from relax.store.lease import start_time
 
 PACKAGES = ("flows", "tasks", "relax", "slurm")
 CHECKOUT = Path(__file__).resolve().parent.parent
@@ -57,16 +60,25 @@ def custom_paths(config: Config) -> list[str]:
 
 def _copy(files: dict[Path, Path], target: Path) -> None:
     """Whole or not at all; another flow may do the same at the same time."""
-    for leftover in target.parent.glob(".*"):  # of flows that were killed here
-        disk.remove_tree(leftover)
-    scratch = target.with_name(f".{target.name}-{os.getpid()}")
+    scratch = target.with_name(f".{target.name}-{socket.gethostname()}-{os.getpid()}")
+    for leftover in target.parent.glob(".*"):
+        if leftover == scratch or _is_abandoned(leftover):
+            disk.remove_tree(leftover)
     for name, path in files.items():
         disk.make_dir((scratch / name).parent)
         shutil.copyfile(path, scratch / name)
     disk.sync_tree(scratch)
+    if sum(path.is_file() for path in scratch.rglob("*")) != len(files):
+        raise ArtifactError(f"{scratch}: somebody removed files from it; run the command again")
     try:
         disk.rename(scratch, target)
     except OSError:
         if not target.exists():
             raise
         disk.remove_tree(scratch)
+
+
+def _is_abandoned(scratch: Path) -> bool:
+    """Whether a flow of this host was killed while it made it; of other hosts nobody can tell."""
+    host, _, pid = scratch.name.partition("-")[2].rpartition("-")
+    return host == socket.gethostname() and start_time(int(pid)) is None

@@ -19,7 +19,7 @@ from relax.flags import command_parser
 from relax.schema import IDS_PER_STEP
 from relax.sizes import in_bytes
 from relax.stages import STAGES
-from relax.store import Run
+from relax.store import Run, disk
 from relax.store.commit import step_dir
 
 EXAMPLES = """examples:
@@ -154,10 +154,7 @@ def _headline(known: dict[str, Any], states: list[StepState]) -> Iterable[str]:
     yield f"  command  {known.get('command', '')}"
     yield f"  created  {known.get('created', '')}, relax {known.get('relax', '')}"
     root = Path(known["run"])
-    sizes = {
-        name: sum(f.stat().st_size for f in (root / name).rglob("*") if f.is_file())
-        for name in ("policies", "checkpoints")
-    }
+    sizes = {name: disk.size(root / name) for name in ("policies", "checkpoints")}
     sizes = {"tables": sum(s.bytes for s in states), **sizes}
     yield "  size     " + ", ".join(f"{name} {in_bytes(size)}" for name, size in sizes.items())
 

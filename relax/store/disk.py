@@ -6,6 +6,7 @@ touches the disk elsewhere.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
@@ -94,8 +95,13 @@ def remove_tree(path: Path) -> None:
 
 
 def size(directory: Path) -> int:
-    """Bytes of all files below `directory`."""
-    return sum(f.stat().st_size for f in directory.rglob("*") if f.is_file())
+    """Bytes of all files below `directory`; what another removes meanwhile counts for nothing."""
+    total = 0
+    for folder, _, names in os.walk(directory):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                total += Path(folder, name).stat().st_size
+    return total
 
 
 def free_gib(path: Path) -> float:

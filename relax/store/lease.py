@@ -61,20 +61,30 @@ class Lease:
             self.path.unlink(missing_ok=True)
 
     def check(self) -> None:
-        """Raise ConfigError when another flow has taken the run over."""
+        """Raise ConfigError when another flow has taken the run over.
+
+        A lease that is nowhere was moved aside by a late mover, which brings it back or dies:
+        this flow makes it anew meanwhile.
+        """
+        if self._holder() is None and self._claim():
+            return
         holder = self._holder()
         if holder != self.me:
             by = f"process {holder['pid']} on {holder['host']}" if holder else "someone"
             raise ConfigError(f"{self.path.parent}: taken over by {by}; this flow ends here")
 
     def _claim(self) -> bool:
-        """Make the file whole under a scratch name, then link it into place: only one can."""
+        """Make the file whole under a scratch name, then link it into place: only one can.
+
+        Over NFS a link may work and yet be refused (its answer was lost, and it was asked again):
+        the count of names tells.
+        """
         scratch = self.path.with_name(f".lease-{self.me['host']}-{self.me['pid']}")
         disk.write_bytes(scratch, json.dumps(self.me).encode())
         try:
             os.link(scratch, self.path)
         except FileExistsError:
-            return False
+            return scratch.stat().st_nlink == 2
         finally:
             scratch.unlink()
         return True
@@ -102,7 +112,8 @@ class Lease:
     def _move_aside(self, stale: dict | None) -> None:
         """Of several that find a stale lease only one wins this rename.
 
-        One that comes late, and moves the lease of who was faster, puts it back.
+        One that comes late, and moves the lease of who was faster, puts it back: over that of
+        a third who came in between, for who was faster works on the run already.
         """
         aside = self.path.with_name(f".lease-stale-{self.me['pid']}-{time.monotonic_ns()}")
         try:
@@ -110,16 +121,19 @@ class Lease:
         except FileNotFoundError:
             return
         if _read(aside) != stale:
-            with contextlib.suppress(FileExistsError):
-                os.link(aside, self.path)
-        aside.unlink()
+            disk.rename(aside, self.path)
+        else:
+            aside.unlink()
 
     def _beat(self) -> None:
-        """A beat that the file system refuses is left out; only many in a row count."""
         while not self._stop.wait(BEAT_S):
-            with contextlib.suppress(OSError):
-                if self._holder() == self.me:
-                    os.utime(self.path)
+            self._beat_once()
+
+    def _beat_once(self) -> None:
+        """A beat that the file system refuses is left out; only many in a row count."""
+        with contextlib.suppress(OSError):
+            if self._holder() == self.me:
+                os.utime(self.path)
 
 
 def _read(path: Path) -> dict | None:

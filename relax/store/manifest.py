@@ -102,12 +102,19 @@ def check_sizes(directory: Path, manifest: Manifest) -> None:
     """Raise ArtifactError when a table is missing or has not the size its manifest gives."""
     for name, entry in manifest.tables.items():
         path = directory / f"{name}.arrow"
-        size = path.stat().st_size if path.exists() else None
+        size = _size(path)
         if size != entry.bytes:
             raise ArtifactError(
                 f"{path}: {'missing' if size is None else f'{size} bytes'}, the manifest says "
                 f"{entry.bytes} bytes; restore the file, or remove {directory} to compute it again"
             )
+
+
+def _size(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return None
 
 
 def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:

@@ -23,7 +23,10 @@ from relax.store.manifest import MANIFEST, digest, read_manifest
 def finished(root: Path, step: int, stage: str, key: str) -> set[int]:
     """Numbers of the shards that are there, of the stage under `key`; none is read."""
     folder = parts_dir(root, step, stage) / key
-    return {int(path.parent.name) for path in folder.glob(f"[0-9]*/{MANIFEST}")}
+    try:
+        return {int(path.parent.name) for path in folder.glob(f"[0-9]*/{MANIFEST}")}
+    except FileNotFoundError:  # removed while it was listed: the stage is committed
+        return set()
 
 
 class Parts:

@@ -212,7 +212,7 @@ def flows_on(lab, rolled_out, tmp_path):
 
 def sacct(job_id, field):
     """One field of a job in the accounting, as soon as it is final there."""
-    until = time.monotonic() + 20
+    until = time.monotonic() + 90  # a Prefect server takes its time to cancel, too
     while True:
         words = ["sacct", "-n", "-P", "-X", "-j", str(job_id), "-o", f"State,{field}"]
         found = subprocess.run(words, capture_output=True, text=True, check=True).stdout.split("|")

@@ -1,23 +1,22 @@
 """Through a Prefect server, as a team would: a deployment is run, and one run is cancelled."""
 
+import contextlib
 import json
-import os
-import signal
-import socket
 import subprocess
 import sys
 import time
-import urllib.request
 from pathlib import Path
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from prefect_server import PREFECT, in_own_session, prefect_server
+
 from relax.store import Run
 
-pytestmark = [pytest.mark.slurm, pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slurm, pytest.mark.integration, pytest.mark.timeout(600)]
 
-REPOSITORY = Path(__file__).parents[2]
-PREFECT = str(Path(sys.executable).with_name("prefect"))
 SERVE = "from flows.train import train; train.serve(name='cluster')"
 
 
@@ -25,53 +24,19 @@ SERVE = "from flows.train import train; train.serve(name='cluster')"
 def prefect(lab, tmp_path_factory):
     """Environment of clients of a server with one served deployment, `train/cluster`."""
     home = tmp_path_factory.mktemp("prefect")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    url = f"http://127.0.0.1:{port}/api"
-    environ = {
-        **os.environ,
-        "PYTHONPATH": str(REPOSITORY),
-        "OMP_NUM_THREADS": "1",
-        "PREFECT_HOME": str(home),
-        "PREFECT_API_URL": url,
-        "PREFECT_CLI_PROMPT": "false",
-        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-        "DO_NOT_TRACK": "1",
-        "PREFECT_RUNNER_POLL_FREQUENCY": "1",
-    }
-    server = start([PREFECT, "server", "start", "--port", str(port)], environ, home / "server.log")
-    until = time.monotonic() + 120
-    while not answers(f"{url}/health"):
-        assert time.monotonic() < until, (home / "server.log").read_text()
-        time.sleep(0.2)
-    runner = start([sys.executable, "-c", SERVE], environ, home / "runner.log")
-    inspect = [PREFECT, "deployment", "inspect", "train/cluster"]
-    while subprocess.run(inspect, env=environ, capture_output=True, check=False).returncode:
-        assert time.monotonic() < until, (home / "runner.log").read_text()
-    yield environ
-    for process in (runner, server):
-        os.killpg(process.pid, signal.SIGTERM)
-        try:
-            process.wait(15)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-
-
-def start(words, environ, log):
-    """A process with a group of its own."""
-    with log.open("w") as file:
-        return subprocess.Popen(
-            words, env=environ, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
-        )
-
-
-def answers(url):
-    try:
-        with urllib.request.urlopen(url, timeout=2) as answer:
-            return answer.status == 200
-    except OSError:
-        return False
+    serve, log = [sys.executable, "-c", SERVE], home / "runner.log"
+    with (
+        prefect_server(home, PREFECT_RUNNER_POLL_FREQUENCY="1") as environ,
+        in_own_session(serve, environ, log) as runner,
+    ):
+        inspect = [PREFECT, "deployment", "inspect", "train/cluster"]
+        until = time.monotonic() + 180
+        while subprocess.run(inspect, env=environ, capture_output=True, check=False).returncode:
+            assert runner.poll() is None and time.monotonic() < until, log.read_text()
+        yield environ
+        runner.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            runner.wait(15)
 
 
 def run_words(settings, run_dir, **more):
@@ -109,7 +74,7 @@ def test_cancelled_flow_run_cancels_its_job(prefect, settings, tmp_path, account
     said = subprocess.run(words, env=prefect, capture_output=True, text=True, check=True).stdout
     (run_id,) = [line.split()[-1] for line in said.splitlines() if "UUID" in line]
     record = tmp_path / "run/jobs/000000-reward-1"
-    until = time.monotonic() + 120
+    until = time.monotonic() + 300
     while not (record / "node-0.json").exists():
         assert time.monotonic() < until
         time.sleep(0.1)

@@ -13,7 +13,7 @@ import pytest
 from relax.flags import load_config
 from relax.store import Run
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
 
 
 def jobs_named(name):
@@ -31,18 +31,28 @@ def unique(flows):
     return f"{own.name}/000000/reward"
 
 
+def found_again(flows, flow):
+    """Wait until a later flow says that it found the job of an earlier one."""
+    said = f"its job {flows.record('job.json')['job_id']} is"
+    flows.wait_for("the second flow's look", lambda: said in flows.said(flow))
+
+
 def test_flow_killed_while_its_job_is_pending(flows_on):
-    allocations = {"cpu": {"partition": "cpu", "minutes": 10, "extra": {"begin": "now+6"}}}
+    allocations = {"cpu": {"partition": "cpu", "minutes": 10, "extra": {"begin": "now+1hour"}}}
     flows = flows_on("parity", allocations=allocations)
     name = unique(flows)
     first = flows.start()
     flows.wait_for("submission", lambda: flows.record("job.json"))
     first.kill()
     first.wait()
+    job_id = flows.record("job.json")["job_id"]
+    second = flows.start()
+    found_again(flows, second)
     assert flows.record("node-0.json") is None
-    flows.finished(flows.start())
+    subprocess.run(["scontrol", "update", f"jobid={job_id}", "starttime=now"], check=True)
+    flows.finished(second)
     assert flows.attempts == ["000000-reward-1"]
-    assert jobs_named(name) == [flows.record("job.json")["job_id"]]
+    assert jobs_named(name) == [job_id]
 
 
 def test_flow_killed_while_its_job_is_running(flows_on):
@@ -53,7 +63,7 @@ def test_flow_killed_while_its_job_is_running(flows_on):
     first.kill()
     first.wait()
     second = flows.start()
-    flows.wait_for("the second flow", (flows.run_dir / "lease.json").exists)
+    found_again(flows, second)
     flows.open_gate()
     flows.finished(second)
     assert flows.attempts == ["000000-reward-1"]
@@ -150,7 +160,7 @@ def test_stopped_flow_cancels_its_job_and_a_new_one_starts_over(flows_on, accoun
     flow = flows.start()
     flows.wait_for("the job's start", lambda: flows.record("node-0.json"))
     flow.send_signal(signal.SIGINT)
-    flow.wait(30)
+    flow.wait(90)
     job_id = flows.record("job.json")["job_id"]
     assert f"job {job_id} cancelled" in flows.said(flow)
     assert accounted(job_id, "State").startswith("CANCELLED")
@@ -164,7 +174,7 @@ def test_detached_flow_leaves_its_job(flows_on, accounted):
     flow = flows.start()
     flows.wait_for("the job's start", lambda: flows.record("node-0.json"))
     flow.send_signal(signal.SIGTERM)
-    flow.wait(30)
+    flow.wait(90)
     assert "goes on" in flows.said(flow)
     flows.open_gate()
     flows.wait_for("the job's commit", lambda: flows.committed)
@@ -177,8 +187,9 @@ def test_job_of_a_lost_node_is_waited_for_and_runs_again(flows_on):
     flows.wait_for("the job's start", lambda: flows.record("node-0.json"))
     update = ["scontrol", "update", "nodename=n4"]
     subprocess.run([*update, "state=down", "reason=test"], check=True)
-    flows.open_gate()
+    # The gate stays shut until then: the first start lives until the kill reaches it.
     flows.wait_for("its second start", lambda: resumed(update) and flows.record("node-1.json"))
+    flows.open_gate()
     flows.finished(flow)
     assert flows.attempts == ["000000-reward-1"]
     manifest = json.loads((flows.run_dir / "steps/000000/reward/manifest.json").read_text())

@@ -2,8 +2,10 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -69,18 +71,25 @@ def test_two_nodes_give_the_weights_of_two_ranks_elsewhere(lab, settings, tmp_pa
     sampled = records.accounting(across.root / "jobs/000001-rollout-1")
     assert sampled is not None
     assert (sampled["elements"], sampled["shares"]) == (2, [[0, 2], [1, 3]])
-    update = records.accounting(across.root / "jobs/000001-advantage-1")
-    assert update is not None
+    update = once_completed(across.root / "jobs/000001-advantage-1")
     assert update["stages"] == ["advantage", "update"]
-    assert (update["state"], update["num_nodes"], update["gpus"]) == ("COMPLETED", 2, 2)
+    assert (update["num_nodes"], update["gpus"], len(update["hosts"])) == (2, 2, 2)
     assert update["gpu_s"] == 2 * update["run_s"] > 0
-    assert accounted(update["job_id"], "NodeList") == "n[1-2]"
-    reward = records.accounting(across.root / "jobs/000001-reward-1")
-    assert reward is not None
+    assert accounted(update["job_id"], "NNodes") == "2"
+    reward = once_completed(across.root / "jobs/000001-reward-1")
     assert accounted(reward["job_id"], "Partition") == "cpu"
     per_step = [p for p in (across.root / "steps/000000").rglob("*") if p.is_file()]
     per_step += [p for p in (across.root / "jobs").glob("000000-*/*") if p.is_file()]
     assert len(per_step) <= 15, per_step
+
+
+def once_completed(folder, seconds=60):
+    """A job's row, as soon as its end is recorded: a stage is committed before that."""
+    until = time.monotonic() + seconds
+    while (row := records.accounting(folder)) is None or row["state"] != "COMPLETED":
+        assert time.monotonic() < until, row
+        time.sleep(0.05)
+    return row
 
 
 DIES_ONCE = """
@@ -203,7 +212,7 @@ def test_check_runs_a_job_in_each_allocation(lab, recipe):
     assert found.returncode == 0, found.stdout + found.stderr
     for test in ("imports", "GPUs", "run directory", "rendezvous"):
         assert found.stdout.count(f": {test} fine") == 4
-    assert "1 ranks came to n1" in found.stdout
+    assert re.search(r"\b1 ranks came to n[1-3]\b", found.stdout)
     assert "the largest that fits partition cpu: 1 nodes" in found.stdout
 
 

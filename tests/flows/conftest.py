@@ -4,22 +4,19 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
-import time
-import urllib.request
 from pathlib import Path
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
 
 from crash_lab import Lab
-
-ROOT = Path(__file__).resolve().parents[2]
-PREFECT = str(Path(sys.executable).parent / "prefect")
+from prefect_server import PREFECT, ROOT
+from prefect_server import prefect_server as server_in
 
 
 @pytest.fixture(scope="session")
@@ -55,49 +52,11 @@ def settings(tiny_model, max3, tmp_path):
     }
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 @pytest.fixture(scope="session")
 def prefect_server(tmp_path_factory):
-    """Environment of a client of a real server on a free port, its own home and database."""
-    home, port = tmp_path_factory.mktemp("prefect"), free_port()
-    environment = os.environ | {
-        "PREFECT_HOME": str(home),
-        "PREFECT_API_URL": f"http://127.0.0.1:{port}/api",
-        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-        "PREFECT_LOGGING_LEVEL": "INFO",
-        "PREFECT_CLI_PROMPT": "false",
-        "PREFECT_WORKER_QUERY_SECONDS": "1",
-        "DO_NOT_TRACK": "1",
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(ROOT),
-    }
-    with (home / "server.log").open("w") as log:
-        server = subprocess.Popen(
-            [PREFECT, "server", "start", "--port", str(port)],
-            env=environment, stdout=log, stderr=log, start_new_session=True,
-        )  # fmt: skip
-    try:
-        wait_until_up(f"http://127.0.0.1:{port}/api/health", server)
-        yield environment
-    finally:
-        os.killpg(server.pid, signal.SIGKILL)
-        server.wait()
-
-
-def wait_until_up(url: str, server: subprocess.Popen) -> None:
-    for _ in range(480):
-        assert server.poll() is None, "the Prefect server ended"
-        try:
-            with urllib.request.urlopen(url, timeout=2):
-                return
-        except OSError:
-            time.sleep(0.25)
-    raise AssertionError(f"{url}: no answer in two minutes")
+    """Environment of a client of a real server."""
+    with server_in(tmp_path_factory.mktemp("prefect"), PREFECT_WORKER_QUERY_SECONDS="1") as made:
+        yield made
 
 
 @pytest.fixture(scope="session")
@@ -107,7 +66,7 @@ def prefect_cli(prefect_server):
     def run(*words: str, code: int = 0) -> str:
         done = subprocess.run(
             [PREFECT, *words], env=prefect_server, cwd=ROOT, capture_output=True, text=True,
-            timeout=300, check=False,
+            timeout=600, check=False,
         )  # fmt: skip
         assert done.returncode == code, done.stdout + done.stderr
         return done.stdout
@@ -160,18 +119,24 @@ def deployment_run(prefect_cli):
 
 
 @pytest.fixture
-def relax():
-    """Start `relax COMMAND` with settings as flags: relax("train", settings, environment)."""
+def relax(tmp_path):
+    """Start `relax COMMAND` with settings as flags: relax("train", settings, environment).
+
+    Its output goes to a file, `process.log`.
+    """
     started = []
 
     def start(command: str, settings: dict, environment: dict[str, str], *words: str):
         flags = [w for name, v in settings.items() for w in (f"--{name.replace('_', '-')}", str(v))]
-        process = subprocess.Popen(
-            [sys.executable, "-c", "import sys; from relax.cli import main; sys.exit(main())",
-             command, *flags, *words],
-            env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)} | environment,
-            cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )  # fmt: skip
+        log = tmp_path / f"relax-{len(started)}.log"
+        with log.open("w") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-c", "import sys; from relax.cli import main; sys.exit(main())",
+                 command, *flags, *words],
+                env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)} | environment,
+                cwd=ROOT, stdout=output, stderr=subprocess.STDOUT,
+            )  # fmt: skip
+        process.log = log
         started.append(process)
         return process
 

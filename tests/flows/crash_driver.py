@@ -86,7 +86,7 @@ def anonymous(path: Path, root: Path) -> str:
     name = os.path.relpath(path, root)
     name = re.sub(r"inline-\d+-\d+-\d+", "ATTEMPT", name)
     name = re.sub(r"\.lease-.*", ".lease-ME", name)
-    return re.sub(r"code/\.[0-9a-f]+-\d+", "code/.SCRATCH", name)
+    return re.sub(r"code/\.[0-9a-f]+-[^/]+-\d+", "code/.SCRATCH", name)
 
 
 def log_samples(log: Path) -> None:

@@ -2,8 +2,9 @@
 
 import errno
 import json
-import multiprocessing
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -12,24 +13,36 @@ import pytest
 from slurm import records
 from slurm.jobs import attempts
 
-
-def claim_in_process(folder, barrier, answers):
-    barrier.wait()
-    answers.put(records.claim(folder, {"step": 1}))
+CLAIMANT = """
+import sys
+from pathlib import Path
+from slurm import records
+folder = Path(sys.argv[1])
+print("ready", flush=True)
+sys.stdin.readline()
+print(records.claim(folder, {"step": 1}))
+"""
 
 
 def test_exactly_one_of_many_gets_a_claim(tmp_path):
-    context = multiprocessing.get_context("fork")
-    barrier, answers = context.Barrier(6), context.Queue()
-    arguments = (tmp_path / "jobs" / "000001-update-1", barrier, answers)
-    racers = [context.Process(target=claim_in_process, args=arguments) for _ in range(6)]
-    (tmp_path / "jobs").mkdir()
+    folder = tmp_path / "jobs" / "000001-update-1"
+    folder.parent.mkdir()
+    racers = [
+        subprocess.Popen(
+            [sys.executable, "-c", CLAIMANT, str(folder)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(6)
+    ]
+    assert [racer.stdout.readline() for racer in racers] == ["ready\n"] * 6
     for racer in racers:
-        racer.start()
-    assert sorted(answers.get(timeout=20) for _ in racers) == [False] * 5 + [True]
-    for racer in racers:
-        racer.join()
-    assert [p.name for p in (tmp_path / "jobs").iterdir()] == ["000001-update-1"]
+        racer.stdin.write("go\n")
+        racer.stdin.flush()
+    said = [racer.communicate(timeout=60)[0].strip() for racer in racers]
+    assert sorted(said) == ["False"] * 5 + ["True"]
+    assert [p.name for p in folder.parent.iterdir()] == [folder.name]
 
 
 def test_claim_whose_rename_only_says_that_it_failed_is_ones_own(tmp_path, monkeypatch):
@@ -212,6 +225,30 @@ def test_settling_leaves_one_file_with_the_log_in_it(tmp_path):
     row = json.loads((tmp_path / "job.json").read_text())
     assert (row["log"], row["run_s"]) == (["first", "last"], 1.0)
     assert records.accounting(tmp_path) == row
+
+
+def test_settled_by_two_at_once_it_keeps_its_log(tmp_path, monkeypatch):
+    """The faster one packs the folder when the slower one is about to read the log."""
+    records.write(tmp_path / records.JOB, JOB)
+    done = node(0, started=1.0, ended=2.0, state="COMPLETED")
+    records.write(tmp_path / "node-0.json", done)
+    (tmp_path / "job.log").write_text("first\nlast\n")
+    read_text, faster = Path.read_text, []
+
+    def overtaken(self, **how):
+        if self.name == "job.log" and not faster:
+            faster.append("began")
+            faster.append(records.settle(tmp_path))
+        return read_text(self, **how)
+
+    monkeypatch.setattr(Path, "read_text", overtaken)
+    assert records.settle(tmp_path)
+    assert faster == ["began", True]
+    assert records.settle(tmp_path)  # and again, when all is packed
+    assert [p.name for p in tmp_path.iterdir()] == ["job.json"]
+    row = records.accounting(tmp_path)
+    assert row is not None
+    assert row["log"] == ["first", "last"]
 
 
 def test_job_that_may_still_write_or_failed_keeps_its_files(tmp_path):

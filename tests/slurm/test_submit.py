@@ -1,6 +1,7 @@
 """What sbatch is given, and what a job's environment is cleaned of. No cluster needed."""
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -126,6 +127,44 @@ def test_environment_of_an_outer_job_is_taken_out_and_put_back(monkeypatch):
         assert "RANK" not in os.environ
         assert os.environ["PYTHONPATH"] == "/code"
     assert dict(os.environ) == before
+
+
+def test_other_threads_find_their_environment_at_every_moment(monkeypatch):
+    """What an outer job left is taken out and put back name by name; the rest is never touched."""
+    monkeypatch.setenv("SLURM_JOB_ID", "outer")
+    touched, unset, put = [], os.unsetenv, os.putenv
+    monkeypatch.setattr(os, "unsetenv", lambda name: [touched.append(name), unset(name)])
+    monkeypatch.setattr(os, "putenv", lambda name, value: [touched.append(name), put(name, value)])
+    with clean_environment(OWN="1"):
+        os.environ["MORE"] = "of the job"
+    assert set(touched) == {b"MORE", b"OWN", b"SLURM_JOB_ID"}
+    assert "MORE" not in os.environ and "OWN" not in os.environ
+    assert os.environ["SLURM_JOB_ID"] == "outer"
+
+
+def test_local_jobs_leave_the_processes_of_other_threads_alone(tmp_path, monkeypatch):
+    """A job has a session of its own; what others start meanwhile has theirs."""
+    import submitit.local.local as theirs
+
+    seen, start = [], theirs.start_controller
+
+    def meanwhile(**asked):
+        process = start(**asked)
+        seen.append((subprocess.Popen, os.getsid(process.pid) == process.pid))
+        return process
+
+    monkeypatch.setattr(theirs, "start_controller", meanwhile)
+    popen = subprocess.Popen
+    records.claim(tmp_path / "job", {})
+    (tmp_path / "local_target.py").write_text("def run(attempt, stop): pass\n")
+    (tmp_path / "slurm").symlink_to(Path(records.__file__).parent)
+    here = order(executor="local", target="local_target:run", code=tmp_path)
+    job = submit(tmp_path / "job", here)
+    assert seen == [(popen, True)]
+    os.waitpid(int(job.job_id), 0)
+    row = records.accounting(tmp_path / "job")
+    assert row is not None
+    assert row["state"] == "COMPLETED"
 
 
 def test_too_few_cpus_fail_clearly(monkeypatch, capsys):

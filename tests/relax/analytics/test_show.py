@@ -1,4 +1,6 @@
 import json
+import os
+import shutil
 
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ from relax.analytics.show import folded, step_states
 from relax.cli import main
 from relax.errors import ConfigError
 from relax.sizes import in_bytes
+from relax.store import disk
 
 
 def test_the_state_of_every_stage(run):
@@ -30,6 +33,25 @@ def test_a_damaged_table_is_a_state(own_run):
     from relax.store import Run
 
     assert step_states(Run.open(own_run.root))[1].stages["rollout"] == "damaged"
+
+
+def test_a_checkpoint_that_retention_removes_meanwhile(own_run, capsys, monkeypatch):
+    checkpoint = own_run.root / "checkpoints" / "000001.a"
+    checkpoint.mkdir(parents=True)
+    for name in ("one", "two"):
+        (checkpoint / name).write_bytes(bytes(2048))
+    walk = os.walk
+
+    def removed(folder):
+        found = list(walk(folder))
+        if folder.name == "checkpoints":
+            shutil.rmtree(checkpoint)
+        return found
+
+    monkeypatch.setattr(disk.os, "walk", removed)
+    assert main(["show", str(own_run.root)]) == 0
+    assert not checkpoint.exists()
+    assert "checkpoints 0 B" in capsys.readouterr().out
 
 
 def test_alike_neighbours_are_one_line(run):

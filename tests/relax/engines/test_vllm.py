@@ -1,5 +1,4 @@
 import shutil
-import time
 
 import pytest
 import torch
@@ -70,9 +69,9 @@ def test_logp_and_weight_change(engine, policies, tied):
     first = engine.sample(requests, params)
     assert worst(policies[tied, 1], requests, first, 0.8) < 1e-3
     assert first[-1].tokens != first[-2].tokens
-    start = time.perf_counter()
+    live = engine._llm
     engine.load(policies[tied, 2])
-    assert time.perf_counter() - start < 1.0
+    assert engine._llm is live  # the weights went into it; nothing was started
     second = engine.sample(requests, params)
     assert worst(policies[tied, 2], requests, second, 0.8) < 1e-3
     assert worst(policies[tied, 1], requests, second, 0.8) > 0.1

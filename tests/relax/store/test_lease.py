@@ -10,6 +10,7 @@ import pytest
 from store_cases import names
 
 from relax.errors import ConfigError
+from relax.store import disk
 from relax.store import lease as leases
 from relax.store.lease import Lease, identity, start_time
 
@@ -86,26 +87,15 @@ def test_another_host_is_judged_by_its_silence(tmp_path):
         assert json.loads(path.read_text()) == lease.me != holder
 
 
-def test_the_holder_beats_and_stops(tmp_path, monkeypatch):
-    monkeypatch.setattr(leases, "BEAT_S", 0.001)
-    beats = threading.Event()
-    utime = os.utime
-
-    def seen(path):
-        utime(path)
-        beats.set()
-
-    monkeypatch.setattr(leases.os, "utime", seen)
+def test_only_the_holder_beats(tmp_path):
     path = tmp_path / "lease.json"
-    with Lease(tmp_path):
-        utime(path, (0, 0))
-        beats.clear()
-        assert beats.wait(60)
+    with Lease(tmp_path) as lease:
+        os.utime(path, (0, 0))
+        lease._beat_once()
         assert path.stat().st_mtime > 0
         held_by(tmp_path, host="far-away")
-        utime(path, (0, 0))
-        beats.clear()
-        assert not beats.wait(0.2)
+        os.utime(path, (0, 0))
+        lease._beat_once()
         assert path.stat().st_mtime == 0
     assert json.loads(path.read_text())["host"] == "far-away"
 
@@ -135,14 +125,82 @@ def test_who_was_replaced_is_told_by_whom(tmp_path):
     assert names(tmp_path) == ["lease.json"]
 
 
+STALE = {**identity(), "pid": 2**22 + 1}
+
+
 def test_a_late_mover_puts_the_lease_back(tmp_path):
     """Two found the same stale lease; the faster one holds the run by now."""
-    stale = {**identity(), "pid": 2**22 + 1}
     late = Lease(tmp_path)
     with Lease(tmp_path) as faster:
-        late._move_aside(stale)
+        late._move_aside(STALE)
         faster.check()
         assert names(tmp_path) == ["lease.json"]
+
+
+@pytest.fixture
+def meanwhile(monkeypatch):
+    """Let something happen while a late mover has the lease in its hand."""
+    moved = []
+
+    def add(what):
+        rename = disk.rename
+
+        def interrupted(source, target):
+            rename(source, target)
+            if not moved:
+                moved.append(target.name)
+                what()
+
+        monkeypatch.setattr(disk, "rename", interrupted)
+        return moved
+
+    return add
+
+
+def test_a_holder_whose_lease_a_late_mover_has_in_its_hand_goes_on(tmp_path, meanwhile):
+    late = Lease(tmp_path)
+    with Lease(tmp_path) as holder:
+        moved = meanwhile(holder.check)
+        late._move_aside(STALE)
+        assert len(moved) == 1
+        holder.check()
+        assert names(tmp_path) == ["lease.json"]
+
+
+def test_a_lease_that_a_dead_mover_took_along_is_made_anew(tmp_path):
+    with Lease(tmp_path) as holder:
+        (tmp_path / "lease.json").unlink()
+        holder.check()
+        assert json.loads((tmp_path / "lease.json").read_text()) == holder.me
+
+
+def test_who_came_while_the_lease_was_in_a_hand_gives_way(tmp_path, meanwhile):
+    late, third = Lease(tmp_path), Lease(tmp_path)
+    third.me = {**third.me, "host": "far-away", "pid": 7}
+    with Lease(tmp_path) as holder:
+        moved = meanwhile(lambda: third._claim() or pytest.fail("the place was not free"))
+        late._move_aside(STALE)
+        assert len(moved) == 1
+        holder.check()
+        with pytest.raises(ConfigError, match=f"taken over by process {os.getpid()} on"):
+            third.check()
+        assert names(tmp_path) == ["lease.json"]
+
+
+def test_a_link_that_worked_and_was_refused_counts(tmp_path, monkeypatch):
+    """As over NFS, when the answer is lost and the question repeated."""
+    link, refused = os.link, []
+
+    def repeated(source, target):
+        link(source, target)
+        refused.append(target)
+        raise FileExistsError(17, "File exists")
+
+    monkeypatch.setattr(leases.os, "link", repeated)
+    with Lease(tmp_path) as lease:
+        assert refused == [lease.path]
+        lease.check()
+    assert names(tmp_path) == []
 
 
 TAKER = """

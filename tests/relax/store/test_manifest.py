@@ -1,12 +1,13 @@
 """What a manifest says of a stage, and how a damaged one is refused."""
 
 import json
+from pathlib import Path
 
 import pytest
 from store_cases import attempt, update
 
 from relax.errors import ArtifactError
-from relax.store.manifest import FORMAT, differences, digest, read_manifest
+from relax.store.manifest import FORMAT, check_sizes, differences, digest, read_manifest
 
 
 def committed(tmp_path):
@@ -76,6 +77,27 @@ def test_a_missing_table_is_told(tmp_path):
     (folder / "metrics.arrow").unlink()
     with pytest.raises(ArtifactError, match=r"metrics.arrow: missing, the manifest says"):
         read_manifest(folder)
+
+
+def test_a_table_that_vanishes_at_the_look_is_missing(tmp_path, monkeypatch):
+    """As when another flow removes a shard that is committed elsewhere."""
+    folder = committed(tmp_path)
+    stat, gone = Path.stat, []
+
+    def vanished(self, **how):
+        if self.suffix == ".arrow" and not gone:
+            gone.append(self.name)
+            found = stat(self, **how)
+            self.unlink()
+            return found
+        return stat(self, **how)
+
+    manifest = read_manifest(folder)
+    monkeypatch.setattr(Path, "stat", vanished)
+    check_sizes(folder, manifest)  # one look: what was there then counts
+    assert gone == ["metrics.arrow"]
+    with pytest.raises(ArtifactError, match=r"metrics.arrow: missing, the manifest says"):
+        check_sizes(folder, manifest)
 
 
 def test_differences_name_what_changed():

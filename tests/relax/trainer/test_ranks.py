@@ -1,7 +1,6 @@
 """Several gloo ranks against one, on disk and in the numbers."""
 
 import json
-import time
 
 import pytest
 from rank_jobs import die, finish, launch, reshard, steps, three_steps
@@ -111,11 +110,9 @@ def test_six_steps_are_three_a_checkpoint_and_three_to_the_bit(runs, tmp_path, t
 
 
 def test_a_dead_rank_ends_the_other_with_an_error(tmp_path, untied_dir):
-    start = time.monotonic()
     survivor, dead = launch(2, tmp_path, (die, tmp_path, {"model": untied_dir}))
-    survivor.join(60)
-    dead.join(60)
+    survivor.join(120)
+    dead.join(120)
     assert dead.exitcode == 9
     assert survivor.exitcode == 1
     assert "Error" in (tmp_path / "rank0.log").read_text()
-    assert time.monotonic() - start < 45
