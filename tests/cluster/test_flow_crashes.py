@@ -123,7 +123,8 @@ def test_without_the_lease_claims_still_let_one_job_through(flows_on, tmp_path):
     flows = flows_on("parity")
     name = unique(flows)
     sources = json.loads((flows.run_dir / "config/0001.json").read_text())["sources"]
-    Run.start(load_config(None, flows.overrides), sources, {"command": "test"})
+    about = {"command": "test", "schedule_steps": 1}
+    Run.start(load_config(None, flows.overrides), sources, about)
     words = [json.dumps(flows.overrides), str(time.time() + 4)]
     environ = {**os.environ, "PYTHONPATH": str(os.getcwd())}
     racers = [
