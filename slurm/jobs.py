@@ -57,7 +57,10 @@ class Job:
         if any(start["state"] == "FAILED" for start in starts):
             return Failed("FAILED", "it failed")
         seen = watch.seen(self.job_id) if self.executor == "slurm" else self._seen()
-        return judge(committed=False, seen=seen, now=time.monotonic(), started=bool(starts))
+        # "Pending" from before it started says nothing of a second start.
+        answered = watch.answered(self.job_id) if seen else time.time()
+        started = any(start["started"] < answered for start in starts)
+        return judge(committed=False, seen=seen, now=time.monotonic(), started=started)
 
     def phase(self, watch: Watch, *, given_up: bool = False) -> Phase:
         """What it is at this moment to those who would submit another."""

@@ -99,6 +99,7 @@ class Watch:
         self._ask = ask
         self._lock = threading.Lock()
         self._seen: dict[str, Seen] = {}
+        self._answered: dict[str, float] = {}
         self._watched: set[str] = set()
         self._next, self._interval = 0.0, FIRST_POLL_S
 
@@ -113,6 +114,10 @@ class Watch:
                 self._poll()
             return self._seen.get(job_id)
 
+    def answered(self, job_id: str) -> float:
+        """When the latest answer about a job came, in seconds since the epoch; 0.0: none yet."""
+        return self._answered.get(job_id, 0.0)
+
     def now(self, job_id: str) -> Seen | None:
         """The cluster's answer about one job at this moment; None when there is none."""
         with self._lock:
@@ -126,6 +131,7 @@ class Watch:
         with self._lock:
             self._watched.discard(job_id)
             self._seen.pop(job_id, None)
+            self._answered.pop(job_id, None)
 
     def _poll(self) -> None:
         answer = self._ask(sorted(self._watched))
@@ -140,3 +146,4 @@ class Watch:
             before = self._seen.get(job_id)
             same = before is not None and before.state == seen.state
             self._seen[job_id] = replace(seen, since=before.since if same and before else now)
+            self._answered[job_id] = time.time()

@@ -12,7 +12,7 @@ from slurm import jobs as slurm_jobs
 from slurm import records
 from slurm.errors import JobError
 from slurm.jobs import Job, living
-from slurm.outcome import Running
+from slurm.outcome import Queued, Requeued, Running
 from slurm.watch import Seen
 from tasks import cancel, jobs
 from tasks.session import Stopped
@@ -99,6 +99,19 @@ def test_failure_before_a_restart_counts_no_more(session):
     job = Job.load(folder)
     assert job.outcome(session.watch, committed=False) == Running()
     assert job.last_words() == "going on"
+
+
+def test_pending_from_before_a_jobs_start_is_no_requeue(session):
+    """The cluster is asked now and then; the job's own records are looked at more often."""
+    folder = earlier(session)
+    job = Job.load(folder)
+    session.answers["77"] = Seen("PENDING")
+    session.watch.now("77")
+    begun = {"restart": 0, "element": None, "state": "RUNNING", "hosts": []}
+    records.write(folder / "node-0.json", {**begun, "started": time.time() + 1})
+    assert job.outcome(session.watch, committed=False) == Queued()
+    records.write(folder / "node-0.json", {**begun, "started": time.time() - 60})
+    assert job.outcome(session.watch, committed=False) == Requeued()
 
 
 def test_cancelling_goes_on_where_a_process_has_just_ended(session, sleepers, monkeypatch):
