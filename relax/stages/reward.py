@@ -13,7 +13,7 @@ from relax.algorithms.metrics import pass_rates
 from relax.config import AlgorithmSection, Config, RewardSection, flag_of
 from relax.custom import load_function
 from relax.errors import ArtifactError
-from relax.rewards import Verifier, verifier
+from relax.rewards import Verifier, custom, verifier
 from relax.schema import REWARDS
 from relax.stages.metrics import metric_table
 from relax.stages.perform import Inputs, Warm
@@ -84,7 +84,7 @@ def overlong_penalty(config: Config, length_B: np.ndarray) -> np.ndarray:
 def configured_verifier(settings: RewardSection) -> Verifier:
     """The user's own function where one is given, else the named one."""
     if settings.custom_rm_path:
-        return verifier("custom", settings.custom_rm_path)
+        return custom(settings.custom_rm_path)
     return verifier(settings.rm_type)
 
 

@@ -91,7 +91,7 @@ def test_signatures(mine):
     path = f"{mine}:longer"
     assert error_of(path) == (
         f"reward.custom_path = {path!r}: takes (text, label, extra); (text, label) is needed, "
-        "further parameters with defaults"
+        "by these names; further parameters with defaults"
     )
 
 
@@ -125,7 +125,7 @@ def test_check_source_reads_parameters_without_running_the_file(tmp_path):
     check_source(f"{file}:good", **wanted)
     check_source(f"{file}:made", **wanted)  # not a plain def: load_function looks at it later
     for name in ("bad", "needy"):
-        with pytest.raises(ConfigError, match=r"\(a, b\) is needed, further parameters with"):
+        with pytest.raises(ConfigError, match=r"\(a, b\) is needed, by these names; further"):
             check_source(f"{file}:{name}", **wanted)
     file.write_text("def good(a, b:\n")
     with pytest.raises(ConfigError, match="is not Python"):
