@@ -2,17 +2,19 @@
 
 import ast
 import difflib
+import functools
 import hashlib
 import importlib
 import importlib.util
 import inspect
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
-from relax.errors import ConfigError
+from relax.errors import ConfigError, FunctionError
 
 Kind = Literal["plain", "async"]
 FORMS = "'package.module:function' or 'path/file.py:function' is needed"
@@ -23,7 +25,8 @@ def load_function(
 ) -> Callable[..., Any]:
     """Import a function and check that it takes the parameters of signature, in this order.
 
-    flag is the setting that names the function, for the error. Further parameters of the function
+    flag is the setting that names the function, for the error; what it raises when it is called is
+    a FunctionError. Further parameters of the function
     need defaults. Raises ConfigError when it cannot be imported or takes other parameters.
     """
     name = split(path, flag)[1]
@@ -41,7 +44,30 @@ def load_function(
         )
         raise ConfigError(f"{flag} = {path!r}: no function {name!r} there{hint}")
     check_signature(function, signature, kind, f"{flag} = {path!r}")
-    return function
+    return function if kind == "async" else guarded(function, path, flag)
+
+
+def guarded(function: Callable[..., Any], path: str, flag: str) -> Callable[..., Any]:
+    """The function, whose failures become a FunctionError that shows its own frames alone."""
+    file = source_file(path, flag=flag)
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except (Exception, SystemExit) as error:  # it may fail in any way; told, never swallowed
+            told = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            frames = traceback.extract_tb(error.__traceback__)
+            own = [
+                number
+                for number, frame in enumerate(frames)
+                if Path(frame.filename).resolve() == file
+            ]
+            where = f" ({file.name}:{frames[own[-1]].lineno})" if own else ""
+            shown = "".join(traceback.format_list(frames[own[0] :])) if own else ""
+            raise FunctionError(f"{flag} = {path!r}: {told}{where}", shown + told) from None
+
+    return call
 
 
 def check_source(path: str, *, flag: str, signature: tuple[str, ...], kind: Kind = "plain") -> None:
