@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
-from flows.opening import check
+from flows.launch import planned
 from relax.algorithms.inheritance import load
+from relax.config import Config
+from relax.doctor.settings import warnings_of
+from relax.doctor.start import Command, check, settled
 from relax.flags import build_parser, overrides_of, parse_flags
+from relax.store import Run
 
 ABOUT = {
     "train": "Train by reinforcement. Run the same command again to continue after anything.",
@@ -40,7 +47,7 @@ def evaluate(argv: Sequence[str]) -> int:
     return _command("evaluate", argv)
 
 
-def _command(name: str, argv: Sequence[str]) -> int:
+def _command(name: Command, argv: Sequence[str]) -> int:
     parser = build_parser(f"relax {name}", ABOUT[name], EXAMPLES[name])
     parser.add_argument(
         "--no-prefect", action="store_true", help="run the same loop without Prefect"
@@ -53,24 +60,39 @@ def _command(name: str, argv: Sequence[str]) -> int:
     config, reset = load(known.config, overrides)
     if reset:
         print(reset, file=sys.stderr)
+    config = settled(config, name)
+    check(config, name)  # faults are told before anything is started
+    module = importlib.import_module(f"flows.{name}")
     if "dry_run" in known:
         from flows.preview import preview
 
-        print(preview(config, importlib.import_module(f"flows.{name}").steps))
+        for line in warnings_of(config):
+            print(f"warning: {line}", file=sys.stderr)
+        print(preview(config, module.steps))
         return 0
-    check(config)  # faults are told before anything is started
-    if "no_prefect" in known:
+    if "no_prefect" in known or is_finished(config, module.steps):
         from tasks.stage import perform
 
-        importlib.import_module(f"flows.{name}").run(config, perform)
+        module.run(config, perform)
         return 0
     from flows.server import ensure_server
 
     ensure_server()
-    flow = getattr(importlib.import_module(f"flows.{name}"), name)
+    flow = getattr(module, name)
     state = flow(config=known.config or "", overrides=overrides, return_state=True)
     if state.is_cancelled():
         print(state.message, file=sys.stderr)
         return 130
     state.result()  # raises what the flow raised
     return 0
+
+
+def is_finished(config: Config, steps: Callable[[Any, Any], None]) -> bool:
+    """Whether all that `steps` asks for is committed: no server is started to say so."""
+    if not (Path(config.run.run_dir) / "run.json").exists():
+        return False
+    run = Run.open(config.run.run_dir)
+    if config.run.num_rollout > run.num_updates():
+        return False
+    plan = planned(steps, SimpleNamespace(config=config, run=run))
+    return all(run.manifest(step, stage) for step, stages in plan.items() for stage in stages)

@@ -11,7 +11,7 @@ from prefect.client.schemas.objects import State
 from flows.engine import cancel_run_jobs, run_in_prefect
 from flows.launch import Around, Do, launch
 from relax.config import Config
-from relax.flags import require
+from relax.doctor.start import settled
 from tasks.session import Session
 
 
@@ -22,7 +22,7 @@ def steps(session: Session, do: Do) -> None:
 
 def run(config: Config, do: Do, around: Around = nullcontext) -> None:
     """Evaluate; `do` runs one stage, as a Prefect task or plainly."""
-    require(config, "eval_prompt_data")
+    config = settled(config, "evaluate")
     schedule_steps = config.run.num_rollout * config.optimizer_steps
     launch(
         config,

@@ -11,6 +11,7 @@ from flows.opening import opened
 from flows.progress import Progress
 from flows.tracking import Tracker
 from relax.config import Config
+from relax.doctor.start import Command
 from relax.store import Manifest
 from tasks.session import Session
 
@@ -18,6 +19,8 @@ Do = Callable[[Session, int, str], Any]
 """Runs one stage of one step: a Prefect task, or the plain function inside it."""
 Around = Callable[[Session], AbstractContextManager]
 """What the caller holds open while the loop runs."""
+COMMANDS: dict[str, Command] = {"sft": "sft", "evaluate": "evaluate"}
+"""The command by the stage that ends its steps; any other is `train`."""
 
 
 def launch(
@@ -30,6 +33,7 @@ def launch(
     around: Around = nullcontext,
 ) -> None:
     """Run `steps` on the run of `config`. `last_stage` ends a step, for the progress display."""
+    command = COMMANDS.get(last_stage, "train")
     progress = Progress(config.run.num_rollout, last_stage)
     tracker = Tracker(config.wandb, Path(config.run.run_dir).absolute(), last_stage)
 
@@ -38,7 +42,7 @@ def launch(
         tracker.report(root, manifest, reused)
 
     with (
-        opened(config, schedule_steps=schedule_steps, report=report) as session,
+        opened(config, command, schedule_steps=schedule_steps, report=report) as session,
         tracker,
         session.interruptible(),
         progress,

@@ -40,7 +40,8 @@ class Progress:
             console=self.console,
             disable=not self.console.is_terminal,
         )
-        self.task = self.bar.add_task("step", total=num_steps, numbers="")
+        word, total = ("policy", 1) if last_stage == "evaluate" else ("step", num_steps)
+        self.task = self.bar.add_task(word, total=total, numbers="")
 
     def __enter__(self) -> Progress:
         self.bar.start()
@@ -56,8 +57,11 @@ class Progress:
             self._read(root, manifest)
         ends_step = manifest.stage == self.last_stage
         self.bar.update(self.task, advance=1 if ends_step else 0, numbers=self.numbers())
-        if not self.console.is_terminal and ends_step and not reused:
-            self._line(manifest.step)
+        if ends_step and not reused:
+            if manifest.stage == "evaluate":
+                self.console.print(f"policy {manifest.step}: {self.numbers()}")
+            elif not self.console.is_terminal:
+                self._line(manifest.step)
 
     def numbers(self) -> str:
         """The latest numbers in one line."""

@@ -126,5 +126,5 @@ def is_for_user(error: Exception) -> bool:
     """Whether an error's text is the whole message: our own families, and files of the user's."""
     if isinstance(error, OSError):
         return error.filename is not None
-    families = {"ConfigError", "ArtifactError", "TrainingError", "JobError"}
+    families = {"ConfigError", "ArtifactError", "TrainingError", "JobError", "FunctionError"}
     return any(cls.__name__ in families for cls in type(error).__mro__)

@@ -2,25 +2,31 @@
 
 import ast
 import difflib
+import functools
 import hashlib
 import importlib
 import importlib.util
 import inspect
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
-from relax.errors import ConfigError
+from relax.errors import ConfigError, FunctionError
 
+Kind = Literal["plain", "async"]
 FORMS = "'package.module:function' or 'path/file.py:function' is needed"
 
 
-def load_function(path: str, *, flag: str, signature: tuple[str, ...]) -> Callable[..., Any]:
+def load_function(
+    path: str, *, flag: str, signature: tuple[str, ...], kind: Kind = "plain"
+) -> Callable[..., Any]:
     """Import a function and check that it takes the parameters of signature, in this order.
 
-    flag is the setting that names the function, for the error. Further parameters of the function
+    flag is the setting that names the function, for the error; what it raises when it is called is
+    a FunctionError. Further parameters of the function
     need defaults. Raises ConfigError when it cannot be imported or takes other parameters.
     """
     name = split(path, flag)[1]
@@ -37,11 +43,34 @@ def load_function(path: str, *, flag: str, signature: tuple[str, ...]) -> Callab
             f"; did you mean {near[0]}?" if near else f"; it has: {', '.join(functions) or 'none'}"
         )
         raise ConfigError(f"{flag} = {path!r}: no function {name!r} there{hint}")
-    check_signature(function, signature, f"{flag} = {path!r}")
-    return function
+    check_signature(function, signature, kind, f"{flag} = {path!r}")
+    return function if kind == "async" else guarded(function, path, flag)
 
 
-def check_source(path: str, *, flag: str, signature: tuple[str, ...]) -> None:
+def guarded(function: Callable[..., Any], path: str, flag: str) -> Callable[..., Any]:
+    """The function, whose failures become a FunctionError that shows its own frames alone."""
+    file = source_file(path, flag=flag)
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except (Exception, SystemExit) as error:  # it may fail in any way; told, never swallowed
+            told = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            frames = traceback.extract_tb(error.__traceback__)
+            own = [
+                number
+                for number, frame in enumerate(frames)
+                if Path(frame.filename).resolve() == file
+            ]
+            where = f" ({file.name}:{frames[own[-1]].lineno})" if own else ""
+            shown = "".join(traceback.format_list(frames[own[0] :])) if own else ""
+            raise FunctionError(f"{flag} = {path!r}: {told}{where}", shown + told) from None
+
+    return call
+
+
+def check_source(path: str, *, flag: str, signature: tuple[str, ...], kind: Kind = "plain") -> None:
     """Check a function's parameters by reading its source: nothing is imported or run.
 
     For a flow, which must not load what the user's file loads. A function that is not written as
@@ -55,14 +84,15 @@ def check_source(path: str, *, flag: str, signature: tuple[str, ...]) -> None:
         raise ConfigError(f"{flag} = {path!r}: {file} is not Python: {error}") from None
     for node in tree.body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name:
-            check_signature(_stand_in(node), signature, f"{flag} = {path!r}")
+            check_signature(_stand_in(node), signature, kind, f"{flag} = {path!r}")
 
 
 def _stand_in(node: ast.FunctionDef | ast.AsyncFunctionDef) -> Callable[..., Any]:
     """An empty function with the parameters of a definition; its defaults are all None."""
-    bare = ast.parse(f"def {node.name}(): pass")
+    word = "async def" if isinstance(node, ast.AsyncFunctionDef) else "def"
+    bare = ast.parse(f"{word} {node.name}(): pass")
     function = bare.body[0]
-    assert isinstance(function, ast.FunctionDef)
+    assert isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
     function.args = node.args
     for argument in [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]:
         argument.annotation = None
@@ -114,7 +144,7 @@ def load_module(path: str, flag: str) -> ModuleType:
     source = split(path, flag)[0]
     try:
         return load_file(file) if source.endswith(".py") else importlib.import_module(source)
-    except Exception as error:  # a user's module may fail in any way; all are one line for them
+    except (Exception, SystemExit) as error:  # it may fail in any way; all are one line for users
         raise ConfigError(
             f"{flag} = {path!r}: importing {file} failed: {type(error).__name__}: "
             f"{' '.join(str(error).split())}"
@@ -139,8 +169,14 @@ def load_file(file: Path) -> ModuleType:
     return module
 
 
-def check_signature(function: Callable[..., Any], signature: tuple[str, ...], where: str) -> None:
+def check_signature(
+    function: Callable[..., Any], signature: tuple[str, ...], kind: Kind, where: str
+) -> None:
     """Raise ConfigError unless the leading parameters have these names and the rest defaults."""
+    if kind == "plain" and inspect.iscoroutinefunction(function):
+        raise ConfigError(f"{where}: async is not supported here; write a plain `def`")
+    if kind == "async" and not inspect.iscoroutinefunction(function):
+        raise ConfigError(f"{where}: not an async function; write `async def`")
     parameters = list(inspect.signature(function).parameters.values())
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -150,7 +186,7 @@ def check_signature(function: Callable[..., Any], signature: tuple[str, ...], wh
     if leading != signature or required:
         raise ConfigError(
             f"{where}: takes ({', '.join(p.name for p in parameters)}); "
-            f"({', '.join(signature)}) is needed, further parameters with defaults"
+            f"({', '.join(signature)}) is needed, by these names; further parameters with defaults"
         )
 
 

@@ -5,6 +5,21 @@ class ConfigError(ValueError):
     """A setting, flag or input file that cannot be used."""
 
 
+class FunctionError(ValueError):
+    """A function of the user's own that failed: one line, then the function's own frames."""
+
+    def __init__(self, line: str, frames: str = "") -> None:
+        super().__init__(line, frames)
+        self.line, self.frames = line, frames
+
+    def __str__(self) -> str:
+        return "\n".join(filter(None, (self.line, self.frames)))
+
+    def at(self, place: str) -> "FunctionError":
+        """The same error, with what it was called for."""
+        return FunctionError(f"{self.line}, {place}", self.frames)
+
+
 class TrainingError(ValueError):
     """Training that cannot go on: what happened, at which step, and what was kept of it."""
 

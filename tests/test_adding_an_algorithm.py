@@ -124,7 +124,7 @@ def test_by_a_row(here, monkeypatch):
 
 
 def test_a_wrong_signature_is_told_before_anything_is_loaded(here):
-    from flows.opening import checked
+    from relax.doctor.settings import checked
 
     (here / "my_algorithm.py").write_text(
         "import no_such_module_anywhere\n"

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
-import struct
 from dataclasses import dataclass
 from pathlib import Path
 
+from relax.doctor.weights import read_config, read_shapes
 from relax.errors import ArtifactError
 
 SHAPE = (
@@ -45,12 +44,7 @@ class ModelSize:
 def model_size(directory: str | Path) -> ModelSize:
     """The size of the model in `directory`; ArtifactError when its config.json does not say."""
     path = Path(directory) / "config.json"
-    try:
-        told = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise ArtifactError(f"{path}: missing; a model in Hugging Face layout is needed") from None
-    except ValueError as error:
-        raise ArtifactError(f"{path}: damaged: {error}") from None
+    told = read_config(Path(directory))
     missing = [name for name in SHAPE if name not in told]
     if missing:
         raise ArtifactError(f"{path}: has no {', '.join(missing)}; the size cannot be told")
@@ -85,12 +79,7 @@ def estimate(told: dict, heads: int, kv_heads: int, head_dim: int) -> int:
 
 def count_weights(directory: Path, tied: bool) -> int:
     """Parameters by the headers of the safetensors files, a tied head once; 0 without files."""
-    shapes: dict[str, list[int]] = {}
-    for path in directory.glob("*.safetensors"):
-        with path.open("rb") as file:
-            (length,) = struct.unpack("<Q", file.read(8))
-            header = json.loads(file.read(length))
-        shapes |= {n: d["shape"] for n, d in header.items() if n != "__metadata__"}
+    shapes = read_shapes(directory)
     if tied:
         shapes.pop("lm_head.weight", None)
     return sum(math.prod(shape) for shape in shapes.values())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from relax.config import Config
 from relax.data.rows import read_rows
 from relax.doctor.memory import memory
 from relax.doctor.model import ModelSize, model_size
+from relax.doctor.settings import warnings_of
+from relax.doctor.start import look, settled
 from relax.errors import ArtifactError, ConfigError
 from relax.sizes import in_bytes
 from relax.stages import STAGES
@@ -48,18 +51,16 @@ def plan(config: Config, *, ranks: int = 1, gpu: bool = False) -> Plan:
     """
     row = rules.row_of(config)
     forbidden, warnings = verdict(config)
-    problems = missing(config)
+    problems = [line for line in faults(config) if line not in forbidden]
     size = None
     if config.model.hf_checkpoint:
-        try:
+        with suppress(ArtifactError):  # told among the faults
             size = model_size(config.model.hf_checkpoint)
-        except ArtifactError as error:
-            problems.append(str(error))
     sections = {
         "run": run_facts(config),
         "algorithm": algorithm_facts(config, row),
         "stages": stage_facts(config),
-        "batch": batch_facts(config, problems),
+        "batch": batch_facts(config, warnings),
         "memory per rank": memory(config, size, ranks=ranks, gpu=gpu) if size else {},
         "disk": disk_facts(config, size, problems),
     }
@@ -70,19 +71,18 @@ def plan(config: Config, *, ranks: int = 1, gpu: bool = False) -> Plan:
 def verdict(config: Config) -> tuple[list[str], list[str]]:
     """What the algorithm's rules refuse, and what they warn of."""
     try:
-        return [], rules.check(config)
+        return [], warnings_of(config)
     except ConfigError as error:
         return str(error).splitlines(), []
 
 
-def missing(config: Config) -> list[str]:
-    """What `relax train` would refuse to start without."""
-    needed = {
-        "--run-dir": config.run.run_dir,
-        "--hf-checkpoint": config.model.hf_checkpoint,
-        "--prompt-data": config.data.prompt_data,
-    }
-    return [f"{flag}: not set" for flag, value in needed.items() if not value]
+def faults(config: Config) -> list[str]:
+    """What `relax train` would say instead of starting, a line each."""
+    try:
+        config = settled(config, "train")
+    except ConfigError as error:
+        return [str(error)]
+    return [line for error in look(config)[1] for line in str(error).splitlines()]
 
 
 def run_facts(config: Config) -> Facts:
@@ -127,7 +127,7 @@ def stage_facts(config: Config) -> Facts:
     return {name: config.placement_of(name) for name in STAGES if name not in absent}
 
 
-def batch_facts(config: Config, problems: list[str]) -> Facts:
+def batch_facts(config: Config, warnings: list[str]) -> Facts:
     """From prompts over responses to optimizer steps and micro-batches."""
     r, u = config.rollout, config.update
     responses, steps = config.responses_per_rollout, config.optimizer_steps
@@ -139,9 +139,9 @@ def batch_facts(config: Config, problems: list[str]) -> Facts:
         most = math.ceil(per_step * longest / u.max_tokens_per_gpu)
         micro = f"at most {most} of {u.max_tokens_per_gpu} tokens"
         if longest > u.max_tokens_per_gpu:
-            problems.append(
+            warnings.append(
                 f"update.max_tokens_per_gpu = {u.max_tokens_per_gpu}: the longest prompt with the "
-                f"longest response has {longest} tokens; raise it to that"
+                f"longest response would have {longest} tokens, and is never split"
             )
     facts: Facts = {
         "rollout": f"{r.rollout_batch_size} prompts x {r.n_samples_per_prompt} = {responses} "
@@ -152,11 +152,8 @@ def batch_facts(config: Config, problems: list[str]) -> Facts:
         "micro-batches": f"{micro} an optimizer step",
     }
     if config.data.prompt_data:
-        try:
+        with suppress(ArtifactError, OSError):  # told among the faults
             count = len(read_rows(config.data.prompt_data))
-        except (ArtifactError, OSError) as error:
-            problems.append(str(error))
-        else:
             drawn = r.rollout_batch_size * config.run.num_rollout
             facts["prompts"] = f"{count} in the source, {drawn / count:.2f} epochs"
     return facts

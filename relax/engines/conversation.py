@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -22,7 +21,7 @@ from relax.engines.protocol import (
     Response,
     SamplingParams,
 )
-from relax.errors import ArtifactError, ConfigError
+from relax.errors import ArtifactError
 
 FLAG = "--custom-generate-function-path"
 
@@ -150,10 +149,7 @@ def converse(
 
 def load_generate(path: str) -> Generate:
     """The user's `async def generate(conversation)`; ConfigError when it is something else."""
-    function = load_function(path, flag=FLAG, signature=("conversation",))
-    if not inspect.iscoroutinefunction(function):
-        raise ConfigError(f"{FLAG} = {path!r}: not an async function; write `async def`")
-    return function
+    return load_function(path, flag=FLAG, signature=("conversation",), kind="async")
 
 
 class _Table:

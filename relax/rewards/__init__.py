@@ -1,5 +1,5 @@
 """Rewards: a table of verifiers (response text, label) -> float, and the user's own function."""
 
-from relax.rewards.verifiers import VERIFIERS, Verifier, verifier
+from relax.rewards.verifiers import VERIFIERS, Verifier, custom, verifier
 
-__all__ = ["VERIFIERS", "Verifier", "verifier"]
+__all__ = ["VERIFIERS", "Verifier", "custom", "verifier"]

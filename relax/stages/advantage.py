@@ -13,10 +13,11 @@ from torch import Tensor
 from relax.algorithms import rules
 from relax.algorithms.custom import CUSTOM_FUNCTIONS
 from relax.algorithms.metrics import advantage_metrics
+from relax.algorithms.table import Algorithm
 from relax.algorithms.whole_rollout import Advantages, complete_groups, compute
 from relax.config import AlgorithmSection, Config, flag_of
 from relax.custom import load_function
-from relax.errors import ArtifactError
+from relax.errors import ArtifactError, FunctionError
 from relax.schema import ADVANTAGES
 from relax.stages.columns import counted_masks, padded, score_lists
 from relax.stages.metrics import metric_table
@@ -32,7 +33,7 @@ def run(config: Config, inputs: Inputs, output: Output, warm: Warm) -> None:
     response = rows(inputs.run.table(inputs.step, "rollout", "responses"))
     kept_B = kept(reward.group_id, config.rollout.n_samples_per_prompt, settings)
     batch = columns(reward, response, score_lists(inputs.run, inputs.step), settings, kept_B)
-    found = compute(row, batch, settings.model_dump(), loaded(settings, "custom_advantage_path"))
+    found = computed(row, batch, settings)
     length_B = np.array([len(tokens) for tokens in response.tokens])[kept_B]
     ids = {"sample_id": reward.sample_id[kept_B], "group_id": reward.group_id[kept_B]}
     output.write("advantages", advantage_table(found, batch["mask_BT"], length_B, ids))
@@ -47,6 +48,19 @@ def run(config: Config, inputs: Inputs, output: Output, warm: Warm) -> None:
         settings=settings.model_dump(),
     )
     output.write("metrics", metric_table([metrics]))
+
+
+def computed(row: Algorithm, batch: dict[str, Tensor], settings: AlgorithmSection) -> Advantages:
+    """compute; what the user's own function gave wrong is told under its setting."""
+    name = "custom_advantage_path"
+    custom = loaded(settings, name)
+    try:
+        return compute(row, batch, settings.model_dump(), custom)
+    except ValueError as error:
+        if custom is None or type(error) is not ValueError:
+            raise
+        path = getattr(settings, name)
+        raise FunctionError(f"{flag_of(name)} = {path!r}: {error}") from None
 
 
 def columns(

@@ -12,8 +12,8 @@ from relax.algorithms.custom import CUSTOM_FUNCTIONS
 from relax.algorithms.metrics import pass_rates
 from relax.config import AlgorithmSection, Config, RewardSection, flag_of
 from relax.custom import load_function
-from relax.errors import ArtifactError
-from relax.rewards import Verifier, verifier
+from relax.errors import ArtifactError, FunctionError
+from relax.rewards import Verifier, custom, verifier
 from relax.schema import REWARDS
 from relax.stages.metrics import metric_table
 from relax.stages.perform import Inputs, Warm
@@ -35,8 +35,10 @@ def score(config: Config, inputs: Inputs, output: Output, *, sampled_by: str) ->
     start = time.perf_counter()
     reward_B = np.array(
         [
-            float(verify(text, label_of[group]))
-            for text, group in zip(response.response, response.group_id.tolist(), strict=True)
+            verified(verify, text, label_of[group], place)
+            for place, (text, group) in enumerate(
+                zip(response.response, response.group_id.tolist(), strict=True)
+            )
         ]
     )
     output.measure("seconds/verify", time.perf_counter() - start)
@@ -56,6 +58,14 @@ def score(config: Config, inputs: Inputs, output: Output, *, sampled_by: str) ->
         metrics["rollout/overlong_penalty"] = float((reward_B - shaped_B).mean())
     output.write("metrics", metric_table([metrics]))
     return table
+
+
+def verified(verify: Verifier, text: str, label: str, place: int) -> float:
+    """The reward of one response; FunctionError says which it was."""
+    try:
+        return float(verify(text, label))
+    except FunctionError as error:
+        raise error.at(f"sample {place}") from None
 
 
 def reward_metrics(config: Config, rewards: pa.Table) -> dict[str, float]:
@@ -84,7 +94,7 @@ def overlong_penalty(config: Config, length_B: np.ndarray) -> np.ndarray:
 def configured_verifier(settings: RewardSection) -> Verifier:
     """The user's own function where one is given, else the named one."""
     if settings.custom_rm_path:
-        return verifier("custom", settings.custom_rm_path)
+        return custom(settings.custom_rm_path)
     return verifier(settings.rm_type)
 
 

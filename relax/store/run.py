@@ -79,6 +79,15 @@ class Run:
         run._finish_tidying()
         return run
 
+    @staticmethod
+    def check(config: Config, sources: dict[str, str]) -> None:
+        """Raise what `start` would, and change nothing."""
+        root = Path(config.run.run_dir).absolute()
+        if not (root / "run.json").exists():
+            _refuse_foreign(root)
+        elif _is_begun(root):
+            _refuse_other_run(Run.open(root), config, sources)
+
     # --- what is committed -------------------------------------------------------------------
 
     def manifest(self, step: int, stage: str) -> Manifest | None:
@@ -192,13 +201,18 @@ class Run:
 
 def _create(root: Path, config: Config, sources: dict[str, str], about: dict[str, Any]) -> None:
     """Settings first, run.json last: a run without it does not exist."""
+    _refuse_foreign(root)
+    _accept(root, config, sources, about)
+    _write_json(root / "run.json", about)
+
+
+def _refuse_foreign(root: Path) -> None:
+    """A directory that holds something else is left alone."""
     foreign = (
         (p.name for p in root.iterdir() if not p.name.startswith(".")) if root.exists() else ()
     )
     if not {"config", "lease.json", "jobs"}.issuperset(foreign):
         raise ConfigError(f"run.run_dir = {root}: not empty and not a run; give another --run-dir")
-    _accept(root, config, sources, about)
-    _write_json(root / "run.json", about)
 
 
 def _accept(root: Path, config: Config, sources: dict[str, str], about: dict[str, Any]) -> None:

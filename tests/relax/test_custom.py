@@ -1,10 +1,11 @@
 import hashlib
+import pickle
 import sys
 
 import pytest
 
 from relax.custom import check_source, load_function, source_file, source_hash
-from relax.errors import ConfigError
+from relax.errors import ConfigError, FunctionError
 
 SOURCE = """
 import math
@@ -53,7 +54,7 @@ def test_from_a_file_and_from_a_module(mine, monkeypatch):
 
 def test_a_file_is_run_once_and_again_when_it_changed(mine):
     first = load(f"{mine}:scaled")
-    assert load(f"{mine}:scaled") is first
+    assert vars(load(f"{mine}:scaled"))["__wrapped__"] is vars(first)["__wrapped__"]
     mine.write_text(SOURCE.replace("2.0", "5.0"))
     assert load(f"{mine}:scaled")("abc", "") == 15.0
     assert first("abc", "") == 6.0
@@ -91,7 +92,7 @@ def test_signatures(mine):
     path = f"{mine}:longer"
     assert error_of(path) == (
         f"reward.custom_path = {path!r}: takes (text, label, extra); (text, label) is needed, "
-        "further parameters with defaults"
+        "by these names; further parameters with defaults"
     )
 
 
@@ -125,8 +126,39 @@ def test_check_source_reads_parameters_without_running_the_file(tmp_path):
     check_source(f"{file}:good", **wanted)
     check_source(f"{file}:made", **wanted)  # not a plain def: load_function looks at it later
     for name in ("bad", "needy"):
-        with pytest.raises(ConfigError, match=r"\(a, b\) is needed, further parameters with"):
+        with pytest.raises(ConfigError, match=r"\(a, b\) is needed, by these names; further"):
             check_source(f"{file}:{name}", **wanted)
     file.write_text("def good(a, b:\n")
     with pytest.raises(ConfigError, match="is not Python"):
         check_source(f"{file}:good", **wanted)
+
+
+FAILING = """
+import sys
+
+def inner(text):
+    raise ValueError("no\\ngood")
+
+def boom(text, label):
+    return inner(text)
+
+def leave(text, label):
+    sys.exit(3)
+"""
+
+
+def test_a_function_that_fails_shows_its_own_frames_alone(mine):
+    mine.write_text(FAILING)
+    with pytest.raises(FunctionError) as caught:
+        load(f"{mine}:boom")("a", "b")
+    line, *frames = str(caught.value).splitlines()
+    assert line == f"reward.custom_path = '{mine}:boom': ValueError: no good (mine.py:5)"
+    assert [f for f in frames if "File" in f] == [
+        f'  File "{mine}", line 8, in boom',
+        f'  File "{mine}", line 5, in inner',
+    ]
+    assert frames[-1] == "ValueError: no good"
+    assert caught.value.__cause__ is None and caught.value.__suppress_context__
+    assert pickle.loads(pickle.dumps(caught.value)).at("sample 0").line == f"{line}, sample 0"
+    with pytest.raises(FunctionError, match=r"leave': SystemExit: 3 \(mine\.py:11\)"):
+        load(f"{mine}:leave")("a", "b")

@@ -1,12 +1,12 @@
 import pytest
 
 from relax.errors import ConfigError
-from relax.rewards import VERIFIERS, verifier
+from relax.rewards import VERIFIERS, custom, verifier
 
 
-def error_of(name, custom_path=None):
+def error_of(load, name):
     with pytest.raises(ConfigError) as caught:
-        verifier(name, custom_path)
+        load(name)
     return str(caught.value)
 
 
@@ -22,28 +22,20 @@ def error_of(name, custom_path=None):
     ],
 )
 def test_exact(response, label, reward):
-    assert verifier("exact", None)(response, label) == reward
+    assert verifier("exact")(response, label) == reward
 
 
 def test_the_table():
     assert sorted(VERIFIERS) == ["exact", "math"]
-    assert verifier("math", None)("#### 8", "8.0") == 1.0
+    assert verifier("math")("#### 8", "8.0") == 1.0
 
 
 def test_unknown_names_and_the_nearest():
-    assert error_of("maths") == "verifier = 'maths'; known: exact, math, custom; did you mean math?"
-    assert error_of("") == "verifier = ''; known: exact, math, custom"
-
-
-def test_custom_needs_its_path_and_only_custom_takes_one():
-    assert error_of("custom") == (
-        "verifier = 'custom': custom_path is missing; 'package.module:function' or "
-        "'path/file.py:function' is needed"
+    own = "a function of your own is given by --custom-rm-path"
+    assert error_of(verifier, "maths") == (
+        f"--rm-type = 'maths': known: exact, math; did you mean math?; {own}"
     )
-    assert error_of("math", "a.py:f") == (
-        "verifier = 'math': custom_path = 'a.py:f' would be ignored; "
-        "set verifier = 'custom' or leave custom_path out"
-    )
+    assert error_of(verifier, "custom") == f"--rm-type = 'custom': known: exact, math; {own}"
 
 
 def test_custom_function_and_its_faults(tmp_path):
@@ -53,12 +45,24 @@ def test_custom_function_and_its_faults(tmp_path):
         "def nothing(response_text, label):\n    pass\n"
         "def other(text, label):\n    return 1.0\n"
     )
-    reward = verifier("custom", f"{path}:length")("abc", "3")
+    reward = custom(f"{path}:length")("abc", "3")
     assert (reward, type(reward)) == (1.0, float)
     with pytest.raises(ConfigError) as caught:
-        verifier("custom", f"{path}:nothing")("abc", "3")
-    assert str(caught.value) == f"custom_path = '{path}:nothing': returned None; a number is needed"
-    assert error_of("custom", f"{path}:other") == (
-        f"custom_path = '{path}:other': takes (text, label); (response_text, label) is needed, "
-        "further parameters with defaults"
+        custom(f"{path}:nothing")("abc", "3")
+    assert (
+        str(caught.value)
+        == f"--custom-rm-path = '{path}:nothing': returned None; a number is needed"
+    )
+    assert error_of(custom, f"{path}:other") == (
+        f"--custom-rm-path = '{path}:other': takes (text, label); (response_text, label) is "
+        "needed, by these names; further parameters with defaults"
+    )
+
+
+def test_an_async_function_is_refused(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text("async def later(response_text, label):\n    return 1.0\n")
+    said = error_of(custom, f"{path}:later")
+    assert said == (
+        f"--custom-rm-path = '{path}:later': async is not supported here; write a plain `def`"
     )

@@ -7,7 +7,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from flows import train
-from flows.opening import about, check
+from flows.opening import about
+from relax.doctor.start import check
 from relax.flags import load_config
 from relax.stages.perform import Warm, perform
 from relax.store import Run, rows

@@ -72,7 +72,8 @@ def settings_of(models: Path, task, run_dir: Path, **changed: Any) -> dict[str, 
 
 def started(settings: dict[str, Any]) -> Run:
     """The run of these settings, as `relax train` would start it."""
-    from flows.opening import about, check
+    from flows.opening import about
+    from relax.doctor.start import check
 
     config = load_config(None, settings)
     with contextlib.redirect_stderr(io.StringIO()):

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from flows.demo import prepare
-from flows.opening import about, fingerprints
+from flows.opening import about
 from relax.algorithms import rules
+from relax.doctor.sources import fingerprints
 from relax.errors import ArtifactError
 from relax.flags import load_config
 from relax.schema import SCORES

@@ -1,6 +1,7 @@
 """What a rollout holds: order, seeds, log-probabilities, limits, and every prompt once an epoch."""
 
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -167,7 +168,12 @@ def test_special_tokens_in_the_text(start, skipped):
 
 def test_empty_responses_are_data(base_settings):
     """The prompts of four tokens leave no room: the step goes through, and trains on nothing."""
-    run = train_all({**base_settings, "rollout_max_context_len": 4})
+    path = Path(base_settings["prompt_data"])
+    rows = path.read_text().splitlines()[:-1] + ['{"input": "1=", "label": "1"}']
+    short = path.with_name("short.jsonl")
+    short.write_text("\n".join(rows))
+    settings = {"prompt_data": str(short), "rollout_shuffle": False, "rollout_max_context_len": 4}
+    run = train_all(base_settings | settings)
     responses = responses_of(run)
     assert responses.response_len.tolist() == [0] * 8
     assert responses.response == [""] * 8

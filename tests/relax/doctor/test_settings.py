@@ -2,7 +2,7 @@
 
 import pytest
 
-from flows.opening import checked
+from relax.doctor.settings import checked, warnings_of
 from relax.errors import ConfigError
 from relax.flags import load_config
 
@@ -33,9 +33,11 @@ def test_the_rules_come_first():
     assert line.startswith("rollout.fully_async = True: must be off; rloo:")
 
 
-def test_warnings_are_told(capsys):
-    checked(load_config(None, {"rollout_top_p": 0.9}))
-    assert capsys.readouterr().err.startswith("warning: rollout.rollout_top_p = 0.9")
+def test_warnings_leave_out_what_is_refused_in_any_case():
+    (line,) = warnings_of(load_config(None, {"rollout_top_p": 0.9}))
+    assert line.startswith("rollout.rollout_top_p = 0.9")
+    (line,) = warnings_of(load_config(None, {"rollout_top_p": 0.9, "max_staleness": 1}))
+    assert line.startswith("rollout.rollout_top_p = 0.9")
 
 
 def test_a_missing_file_is_named(tmp_path):

