@@ -85,8 +85,9 @@ class Run:
         root = Path(config.run.run_dir).absolute()
         if not (root / "run.json").exists():
             _refuse_foreign(root)
-        elif _is_begun(root):
-            _refuse_other_run(Run.open(root), config, sources)
+        else:
+            run = Run.open(root)
+            _refuse_other_run(run, config, sources, _made_from(run))
 
     # --- what is committed -------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""`relax evaluate RUN`: the run holds its settings, and only what is evaluated may be given anew."""
+"""`relax evaluate RUN`: the run holds its settings; only what is evaluated may be given anew."""
 
 import shutil
 
