@@ -23,6 +23,8 @@ from relax.store.commit import CHECKPOINTS, POLICIES, step_dir, sweep
 from relax.store.manifest import Manifest, Published, differences, read_manifest
 
 UPDATES = ("update", "sft")  # the stages that publish policies
+DECISIVE = ("dynamic_sampling_filter_path",)
+"""Sources that decide, by being there, which stages a step has."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,9 @@ class Run:
             _refuse_foreign(root)
         else:
             run = Run.open(root)
-            _refuse_other_run(run, config, sources, _made_from(run))
+            made = _made_from(run)
+            if made.stages:
+                _refuse_other_run(run, config, sources, made)
 
     # --- what is committed -------------------------------------------------------------------
 
@@ -264,6 +268,7 @@ def _refuse_other_run(run: Run, config: Config, sources: dict[str, str], made: M
     lines = [line for line in changed(run.config, config) if _is_keyed(line, keyed, run.config)]
     read = made.sources | ({"model"} if "policy" in made.sources else set())
     old, new = _comparable(run.sources, sources)
+    read |= {name for name in DECISIVE if bool(old.get(name)) != bool(new.get(name))}
     lines += [
         f"content of {line}"
         for line in differences(

@@ -124,6 +124,19 @@ def test_a_setting_may_change_until_something_made_with_it_is_committed(tmp_path
         start(tmp_path, sources={**other, "model": "x"}, rm_type="math")
 
 
+def test_a_filter_may_be_mended_but_not_added_once_something_is_committed(tmp_path):
+    """It decides which stages a step has."""
+    name = "dynamic_sampling_filter_path"
+    start(tmp_path / "new")
+    Run.check(config_of(tmp_path / "new"), {**SOURCES, name: "one"})
+    begun(tmp_path / "plain", "rollout")
+    with pytest.raises(ConfigError, match=f'content of {name}: null -> "one"'):
+        Run.check(config_of(tmp_path / "plain"), {**SOURCES, name: "one"})
+    start(tmp_path / "dynamic", sources={**SOURCES, name: "one"})
+    attempt(tmp_path / "dynamic", "a").commit()
+    Run.check(config_of(tmp_path / "dynamic"), {**SOURCES, name: "two"})
+
+
 def test_a_directory_of_something_else_is_refused(tmp_path):
     (tmp_path / "thesis.tex").write_text("")
     with pytest.raises(ConfigError, match=r"run.run_dir = .*: not empty and not a run; give"):
