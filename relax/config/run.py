@@ -81,8 +81,8 @@ class EvaluateSection(Section):
 
     eval_prompt_data: str = unkeyed("")
     """Held-out prompts; empty: no evaluation."""
-    eval_name: str = "held_out"
-    """Name of the evaluation in metrics: eval/NAME/..."""
+    eval_name: Annotated[str, Field(pattern=r"^[\w.-]+$")] = "held_out"
+    """Name of the evaluation in metrics, eval/NAME/...: letters, digits, `_`, `.` and `-`."""
     eval_interval: NonNegativeInt = unkeyed(0)
     """Evaluate every this many steps; 0: before the first and after the last step only."""
     n_samples_per_eval_prompt: PositiveInt = 1

@@ -9,6 +9,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from relax.engines import decode_attention
+from relax.engines.published import AGAIN
 from relax.errors import ArtifactError
 
 
@@ -35,7 +36,7 @@ def build(policy: Path, dtype: torch.dtype, device: torch.device) -> Any:
     if missing := sorted(report["missing_keys"]):
         raise ArtifactError(
             f"{policy}: {len(missing)} weights of the model are missing, first {missing[0]}; "
-            "publish the policy again"
+            f"{AGAIN}"
         )
     _check_tied(policy, model)
     decode_attention.install(model)

@@ -1,4 +1,4 @@
-"""`relax evaluate RUN`: the run holds its settings, and only what is evaluated may be given anew."""
+"""`relax evaluate`: the run holds its settings; only those of the evaluation are given anew."""
 
 import shutil
 

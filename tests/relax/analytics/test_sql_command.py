@@ -64,7 +64,7 @@ def test_no_rows_says_what_is_missing(own_run, capsys):
             file.unlink()
         path.rmdir()
     assert main(["sql", str(own_run.root), "--question", "drift-by-position"]) == 0
-    assert "no rows: the run has not old_logp" in capsys.readouterr().err
+    assert "no rows: the run has no old_logp" in capsys.readouterr().err
 
 
 def test_lists(capsys):

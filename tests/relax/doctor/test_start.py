@@ -61,7 +61,7 @@ def test_nothing_is_said_of_a_run_that_would_start(here):
         ("rm_type", "exakt", "--rm-type = 'exakt': known: exact, math; did you mean exact?"),
         ("input_key", "q", "row 0: no input_key = 'q'; keys: input, label"),
         ("label_key", "a", "row 0: no label_key = 'a'; keys: input, label"),
-        ("prompt_template", "no", "prompt_template = 'no'; it must hold {input}"),
+        ("prompt_template", "no", "--prompt-template = 'no'; it must hold {input}"),
         ("rollout_max_prompt_len", 1, "--rollout-max-prompt-len = 1: drops every prompt; the sh"),
         ("rollout_max_context_len", 2, "--rollout-max-context-len = 2: leaves no room to answer"),
         ("max_tokens_per_gpu", 4, "--max-tokens-per-gpu = 4: a prompt of 4 tokens and its respons"),
