@@ -150,7 +150,7 @@ def _lines(error: ValidationError, source: str) -> Iterable[str]:
         grouped.setdefault(where, []).append(fault)
     for where, found in grouped.items():
         reason = " or ".join(_reason(f) for f in found)
-        if where:
+        if where and not isinstance(found[0]["input"], dict):
             yield f"{source}: {where} = {found[0]['input']!r}: {reason}"
         else:
             yield f"{source}: {reason}"

@@ -39,6 +39,8 @@ def sql(argv: Sequence[str]) -> int:
     named = question(given.question) if given.question else None
     text = named.sql(len(runs)) if named else query
     answer = fetch(opened, text)
+    if given.format == "table" and given.output:
+        raise ConfigError(f"--output {given.output}: give --format csv, json or parquet with it")
     if given.format == "table":
         _print(answer, f"-- {text}" if named else "")
         if named and named.needs and not answer.num_rows:

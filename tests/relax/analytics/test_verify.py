@@ -119,7 +119,8 @@ def test_export_copies_the_policy(own_run, tmp_path, capsys):
 
 def test_export_of_what_is_gone_says_what_is_there(own_run, tmp_path, capsys):
     publish(own_run, 2)
-    shutil.rmtree(own_run.root / "policies")
+    for kind in ("policies", "checkpoints"):
+        shutil.rmtree(own_run.root / kind, ignore_errors=True)
     assert main(["export", str(own_run.root), "--step", "2", str(tmp_path / "out")]) == 1
     err = capsys.readouterr().err
     assert "the policy of step 2 was removed by retention, and no checkpoint holds it" in err

@@ -1,4 +1,4 @@
-"""`relax evaluate`: the run holds its settings; only those of the evaluation are given anew."""
+"""`relax train` and `evaluate` on runs that are there: what they read, say and start."""
 
 import shutil
 
@@ -47,3 +47,15 @@ def test_an_evaluation_of_no_run_makes_none(tmp_path, max3, capsys):
     assert main(["evaluate", *words, "--no-prefect"]) == 1
     assert capsys.readouterr().err.endswith("x: no such run; give the --run-dir of one\n")
     assert not (tmp_path / "x").exists()
+
+
+def test_a_warning_is_printed_once_and_a_finished_run_needs_no_server(settings, capsys):
+    words = ["train", *flags({**settings, "num_rollout": 1, "tis_clip": 5})]
+    assert main([*words, "--no-prefect"]) == 0
+    assert capsys.readouterr().err.count("warning: algorithm.tis_clip = 5.0: no effect") == 1
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("flows.server.ensure_server", lambda: pytest.fail("a server was started"))
+        assert main(words) == 0
+        assert "finished already; nothing computed" in capsys.readouterr().err
+        assert main([*words, "--lr", "0.5"]) == 2
+    assert "a run with other settings: update.lr" in capsys.readouterr().err
