@@ -59,3 +59,54 @@ def test_a_warning_is_printed_once_and_a_finished_run_needs_no_server(settings, 
         assert "finished already; nothing computed" in capsys.readouterr().err
         assert main([*words, "--lr", "0.5"]) == 2
     assert "a run with other settings: update.lr" in capsys.readouterr().err
+
+
+def test_truncated_responses_that_are_all_left_out_are_warned_of(settings, capsys):
+    given = {**settings, "num_rollout": 1}
+    words = ["train", *flags(given), "--rollout-ignore-eos", "--mask-truncated", "--no-prefect"]
+    assert main(words) == 0
+    said = capsys.readouterr().err
+    assert "warning: step 0: every response is truncated and left out by mask_truncated" in said
+
+
+BAD = """
+def reward(response_text, label):
+    raise ValueError("no good")
+
+def shape(reward_B, group_id_B, mask_BT):
+    return [1.0]
+"""
+
+
+@pytest.mark.parametrize(
+    ("setting", "name", "line"),
+    [
+        ("custom_rm_path", "reward", "ValueError: no good (mine.py:3), sample 0"),
+        (
+            "custom_advantage_path",
+            "shape",
+            "custom advantage: gave list; a tensor of shape B or B, T is needed",
+        ),
+    ],
+)
+def test_a_function_of_the_users_that_fails_is_one_line_and_its_frames(
+    settings, tmp_path, capsys, *, setting, name, line
+):
+    (tmp_path / "mine.py").write_text(BAD)
+    path = f"{tmp_path}/mine.py:{name}"
+    words = ["train", *flags({**settings, "num_rollout": 1, setting: path}), "--no-prefect"]
+    assert main(words) == 1
+    flag = "--" + setting.replace("_", "-")
+    first, *frames = capsys.readouterr().err.splitlines()
+    assert first == f"relax train: {flag} = '{path}': {line}"
+    assert not any("relax/" in frame for frame in frames)
+
+
+def test_the_cluster_is_asked_in_one_line(capsys, monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert main(["check", "--cluster", "--placement", "job"]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("relax check: SLURM does not answer: ") and said.count("\n") == 1
+    assert main(["check", "--cluster"]) == 2
+    said = capsys.readouterr().err
+    assert said == 'relax check: no stage has placement = "job"; give --placement job\n'

@@ -179,3 +179,10 @@ def test_an_evaluation_needs_a_run(here, tmp_path):
     with pytest.raises(ArtifactError, match=r"run: no such run; give the --run-dir of one"):
         settled(load_config(None, here), "evaluate")
     assert not (tmp_path / "run").exists()
+
+
+def test_check_ends_in_its_verdict(here, capsys):
+    assert main(["check", *flags(here)]) == 0
+    assert capsys.readouterr().err.endswith("would start here\n")
+    assert main(["check", *flags({**here, "rm_type": "x"})]) == 1
+    assert capsys.readouterr().err.splitlines()[-1].startswith("would not start here: --rm-type")
