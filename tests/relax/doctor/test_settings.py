@@ -68,6 +68,7 @@ def test_warnings_leave_out_what_is_refused_in_any_case():
 )
 def test_settings_without_effect_are_warned_of(given, said):
     assert warnings_of(load_config(None, given)) == [said]
+    assert warnings_of(load_config(None, given), "sft") == []
 
 
 def test_a_missing_file_is_named(tmp_path):
