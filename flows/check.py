@@ -11,6 +11,7 @@ from relax.config import Config
 from relax.errors import ConfigError
 from relax.flags import build_parser, load_config, overrides_of, parse_flags
 from slurm import probe, records
+from slurm.errors import JobError
 from slurm.jobs import log_tail
 from slurm.outcome import Failed
 from slurm.submit import Order, submit
@@ -31,7 +32,7 @@ def check(argv: Sequence[str]) -> int:
     known = parse_flags(parser, argv)
     config = load_config(known.config, overrides_of(known))
     if "cluster" not in known:
-        raise ConfigError("relax check: give --cluster, and --run to try the nodes as well")
+        raise ConfigError("give --cluster, and --run to try the nodes as well")
     root = Path(config.run.run_dir or ".").absolute()
     fine = True
     for stages, order in orders(config, root).items():
@@ -48,7 +49,7 @@ def orders(config: Config, root: Path) -> dict[str, Order]:
         if config.placement_of(stage) == "job":
             users.setdefault(config.allocation_of(stage), []).append(stage)
     if not users:
-        raise ConfigError('relax check: no stage has placement = "job"; give --placement job')
+        raise ConfigError('no stage has placement = "job"; give --placement job')
     return {
         ", ".join(stages): Order(
             executor="slurm",
@@ -67,7 +68,11 @@ def orders(config: Config, root: Path) -> dict[str, Order]:
 
 def ask(order: Order, stages: str, root: Path) -> bool:
     """Print what sinfo and the scheduler say about one allocation."""
-    offered = probe.partitions()
+    try:
+        offered = probe.partitions()
+    except JobError as error:
+        first = str(error).splitlines()[0].removeprefix("check: ")
+        raise JobError(f"SLURM does not answer: {first}; run this where jobs can be sent") from None
     found = probe.faults(order.resources, offered)
     print(f"allocation {order.allocation or '(none)'} ({stages}):")
     for fault in found:

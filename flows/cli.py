@@ -66,7 +66,7 @@ def _command(name: Command, argv: Sequence[str]) -> int:
     if "dry_run" in known:
         from flows.preview import preview
 
-        for line in warnings_of(config):
+        for line in warnings_of(config, name):
             print(f"warning: {line}", file=sys.stderr)
         print(preview(config, module.steps))
         return 0

@@ -34,7 +34,7 @@ def opened(
     """
     config = settled(config, command)
     sources = check(config, command)
-    for warning in warnings_of(config):
+    for warning in warnings_of(config, command):
         print(f"warning: {warning}", file=sys.stderr)
     with Lease(Path(config.run.run_dir).absolute()) as lease:
         run = Run.start(config, sources, about(schedule_steps))

@@ -69,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _reader_left()
         if debug or not is_for_user(error):
             raise
-        print(f"relax {words[0]}: {error}", file=sys.stderr)
+        print(f"relax {words[0]}: {said(error)}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
     except KeyboardInterrupt as stop:
         if debug:
@@ -120,6 +120,13 @@ def command(name: str) -> Command:
                 "clone the repository and `pip install -e .`"
             ) from None
         raise
+
+
+def said(error: Exception) -> str:
+    """The text of an error; of one that the system gave for a file, the file first."""
+    if isinstance(error, OSError):
+        return f"{error.filename}: cannot be used: {error.strerror}"
+    return str(error)
 
 
 def is_for_user(error: Exception) -> bool:

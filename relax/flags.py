@@ -21,8 +21,10 @@ from relax.errors import ConfigError
 
 def nearest(word: str, words: Iterable[str]) -> str:
     """`; did you mean X?` for the nearest of `words`, or nothing."""
-    close = difflib.get_close_matches(word, list(words), n=1, cutoff=0.6)
-    return f"; did you mean {close[0]}?" if close else ""
+    known = list(words)
+    spelled = {known_word.lower(): known_word for known_word in known}
+    close = difflib.get_close_matches(word.lower(), spelled, n=1, cutoff=0.6)
+    return f"; did you mean {spelled[close[0]]}?" if close else ""
 
 
 def load_config(path: str | Path | None, overrides: Mapping[str, Any] | None = None) -> Config:
@@ -148,7 +150,7 @@ def _lines(error: ValidationError, source: str) -> Iterable[str]:
         grouped.setdefault(where, []).append(fault)
     for where, found in grouped.items():
         reason = " or ".join(_reason(f) for f in found)
-        if where:
+        if where and not isinstance(found[0]["input"], dict):
             yield f"{source}: {where} = {found[0]['input']!r}: {reason}"
         else:
             yield f"{source}: {reason}"
@@ -222,15 +224,30 @@ def parse_flags(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argpars
     known, unknown = parser.parse_known_args(argv)
     if unknown:
         flags = [flag for action in parser._actions for flag in action.option_strings]
-        raise ConfigError(
-            "\n".join(
-                f"{word}: no such flag{nearest(word.split('=')[0], flags)}"
-                if word.startswith("-")
-                else f"{word}: not expected here"
-                for word in unknown
-            )
-        )
+        raise ConfigError("\n".join(_unknown(unknown, flags)))
     return known
+
+
+ALIASES = {
+    "--learning-rate": "--lr",
+    "--model": "--hf-checkpoint",
+    "--algorithm": "--advantage-estimator",
+}
+"""Names that other programs have for a flag."""
+
+
+def _unknown(words: Sequence[str], flags: Sequence[str]) -> Iterable[str]:
+    """A line for each unknown flag, not for the value after it; words alone are not expected."""
+    is_value = False
+    for word in words:
+        flag = word.split("=")[0]
+        if word.startswith("--"):
+            meant = ALIASES.get(flag)
+            hint = f"; did you mean {meant}?" if meant in flags else nearest(flag, flags)
+            yield f"{word}: no such flag{hint}"
+        elif not is_value:
+            yield f"{word}: not expected here"
+        is_value = word.startswith("--") and "=" not in word
 
 
 def overrides_of(known: argparse.Namespace) -> dict[str, Any]:

@@ -82,7 +82,7 @@ class Session:
             if not told:
                 print(
                     f"{self.run.root}: {free:.2f} GiB free, min_free_gib = {floor}: "
-                    "paused until there is more",
+                    "paused until there is more; Ctrl-C to stop, or lower min_free_gib",
                     file=sys.stderr,
                 )
                 told = True

@@ -70,7 +70,7 @@ def unused(config: Config, row: Algorithm) -> dict[str, str]:
     for name, knobs in CUSTOM_KNOBS.items():
         free |= knobs if value_of(config, name) else set()
     knobs = sorted(KNOBS - free - row.refused.keys())
-    return dict.fromkeys(knobs, f"{row.name} does not use it") | dict(row.refused)
+    return dict.fromkeys(knobs, f"{row.name} does not use it: leave it out") | dict(row.refused)
 
 
 def _line(config: Config, name: str, allowed: str, why: str) -> str:
@@ -269,6 +269,8 @@ DEPENDENT = {
     "opd_log_prob_top_k": ("use_opd",),
     "ref_update_interval": ("use_kl_loss", "kl_coef"),
     "kl_loss_type": ("use_kl_loss", "kl_coef"),
+    "opd_teacher_load": ("use_opd",),
+    "eval_interval": ("eval_prompt_data",),
 }
 
 
@@ -283,8 +285,29 @@ def _without_effect(config: Config, row: Algorithm) -> Iterator[str]:
     ):
         yield _line(config, "disable_grpo_std_normalization", "no effect", "rewards are raw")
 
+    if config.model.critic_load and "critic" not in row.needs:
+        yield _line(config, "critic_load", "no effect", f"{row.name} has no critic")
 
-WARNINGS = (_stale, _cut_sampling, _without_effect)
+
+def _schedule(config: Config, row: Algorithm) -> Iterator[str]:
+    settings, rollouts = config.update, config.run.num_rollout
+    steps = rollouts * config.optimizer_steps
+    if settings.lr_warmup_iters >= steps:
+        why = f"the run takes {steps}, and ends before the rate is lr"
+        yield _line(config, "lr_warmup_iters", "as many optimizer steps as the run or more", why)
+    if settings.min_lr > settings.lr:
+        why = "the rate would end above its peak" if _decays(config) else "and lr does not decay"
+        yield _line(config, "min_lr", f"above lr = {settings.lr!r}", why)
+    if 0 < rollouts <= config.algorithm.num_critic_only_steps:
+        why = f"of num_rollout = {rollouts}: the policy is never trained"
+        yield _line(config, "num_critic_only_steps", "all steps of the run", why)
+
+
+def _decays(config: Config) -> bool:
+    return config.update.lr_decay_style != "constant"
+
+
+WARNINGS = (_stale, _cut_sampling, _without_effect, _schedule)
 
 
 def _shown(value: object) -> str:

@@ -39,10 +39,12 @@ def sql(argv: Sequence[str]) -> int:
     named = question(given.question) if given.question else None
     text = named.sql(len(runs)) if named else query
     answer = fetch(opened, text)
+    if given.format == "table" and given.output:
+        raise ConfigError(f"--output {given.output}: give --format csv, json or parquet with it")
     if given.format == "table":
         _print(answer, f"-- {text}" if named else "")
         if named and named.needs and not answer.num_rows:
-            print(f"no rows: the run has not {named.needs}", file=sys.stderr)
+            print(f"no rows: the run has no {named.needs}", file=sys.stderr)
     else:
         write(answer, given.format, given.output)
     return 0
@@ -78,13 +80,13 @@ def _split(given: argparse.Namespace) -> tuple[list[str], str]:
     if given.question:
         if not given.words:
             raise ConfigError("no run given; relax sql RUN --question NAME")
-        return given.words, ""
+        return list(dict.fromkeys(given.words)), ""
     if len(given.words) < 2:
         raise ConfigError(
             'give a run and a query: relax sql RUN "SELECT ..."; '
             "or --question NAME, --list, --columns"
         )
-    return given.words[:-1], given.words[-1]
+    return list(dict.fromkeys(given.words[:-1])), given.words[-1]
 
 
 # --- ways to show an answer ----------------------------------------------------------------------

@@ -71,7 +71,7 @@ SELECT {run}step, metric, avg(value) AS value FROM metrics
 WHERE metric IN ('train/train_rollout_logprob_abs_diff', 'train/mismatch_kl',
                  'train/mismatch_k3_kl', 'train/tis_clipfrac')
 GROUP BY ALL ORDER BY ALL""",
-            needs="the drift metrics of updates",
+            needs="drift metrics of updates",
         ),
         Question(
             "longest-wrong",
@@ -155,7 +155,7 @@ FROM prompts GROUP BY {run}epoch ORDER BY ALL""",
 SELECT {run}eval_name, decoding, policy_version, count(*) AS answers, avg(reward) AS reward,
        avg(response_len) AS response_len
 FROM evals GROUP BY ALL ORDER BY ALL""",
-            needs="an evaluation (eval_prompt_data)",
+            needs="evaluation (eval_prompt_data)",
         ),
         Question(
             "cost-per-stage",

@@ -69,6 +69,11 @@ def show(argv: Sequence[str]) -> int:
 def _place(step: int | None, sample: int) -> tuple[int, int]:
     """Step and place of a sample, which may be given as a sample_id."""
     if sample >= IDS_PER_STEP:
+        if step not in (None, sample // IDS_PER_STEP):
+            raise ConfigError(
+                f"--step {step} --sample {sample}: that sample is of step "
+                f"{sample // IDS_PER_STEP}; leave --step out, or give its place in the step"
+            )
         return sample // IDS_PER_STEP, sample % IDS_PER_STEP
     if step is None:
         raise ConfigError(f"--sample {sample}: of which step? give --step, or a whole sample_id")

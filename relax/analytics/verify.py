@@ -117,6 +117,8 @@ def export(argv: Sequence[str]) -> int:
     parser.add_argument("--step", type=int, required=True, help="step that published it")
     given = parser.parse_args(argv)
     run = Run.open(given.run)
+    if not 0 <= given.step < run.num_updates():
+        raise ConfigError(f"--step {given.step}: no such step; {there(run)}")
     if given.out.exists():
         raise ConfigError(f"{given.out}: exists; give a directory that does not")
     scratch = given.out.with_name(f".{given.out.name}.part")
@@ -149,9 +151,18 @@ def policy_of(run: Run, step: int) -> Path:
     try:
         return run.policy_dir(step + 1)
     except ArtifactError as error:
-        there = [v for v in range(1, run.num_updates() + 1) if _is_there(run, v)]
-        steps = ", ".join(str(v - 1) for v in there) or "none"
-        raise ArtifactError(f"{error}; steps whose policy is there: {steps}") from None
+        if _is_there(run, step + 1):
+            raise
+        raise ArtifactError(
+            f"{run.root}: the policy of step {step} was removed by retention, and no checkpoint "
+            f"holds it; {there(run)}"
+        ) from error
+
+
+def there(run: Run) -> str:
+    """Which steps still have a policy, there or in a checkpoint."""
+    found = [v for v in range(1, run.num_updates() + 1) if _is_there(run, v) or can_rebuild(run, v)]
+    return f"steps whose policy is there: {', '.join(str(v - 1) for v in found) or 'none'}"
 
 
 def _is_there(run: Run, version: int) -> bool:

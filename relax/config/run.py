@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from relax.config.fields import (
     NonNegative,
@@ -76,13 +77,19 @@ class DataSection(Section):
     """What becomes of a prompt over the limit: left out and counted, or an error."""
 
 
+def _plain_name(value: str) -> str:
+    if not re.fullmatch(r"[\w.-]+", value):
+        raise ValueError("only letters, digits, `_`, `.` and `-` may be in it")
+    return value
+
+
 class EvaluateSection(Section):
     """Evaluation on held-out prompts (same keys and template as the training prompts)."""
 
     eval_prompt_data: str = unkeyed("")
     """Held-out prompts; empty: no evaluation."""
-    eval_name: str = "held_out"
-    """Name of the evaluation in metrics: eval/NAME/..."""
+    eval_name: Annotated[str, AfterValidator(_plain_name)] = "held_out"
+    """Name of the evaluation in metrics, eval/NAME/...: letters, digits, `_`, `.` and `-`."""
     eval_interval: NonNegativeInt = unkeyed(0)
     """Evaluate every this many steps; 0: before the first and after the last step only."""
     n_samples_per_eval_prompt: PositiveInt = 1

@@ -67,7 +67,8 @@ class RolloutSection(Section):
     rollout_mismatch_warning: NonNegative = unkeyed(0.05)
     """Warn when engine and trainer differ by more than this (mean absolute nats a token)."""
     custom_generate_function_path: str = unkeyed("")
-    """Your own way to a response, over several turns and with tools: an async function."""
+    """Your own way to a response, over several turns and with tools: `async def f(conversation)`;
+    an example is `relax.engines.calculator:generate`."""
     dynamic_sampling_filter_path: str = unkeyed("")
     """Keep only groups that pass: `reward_spread`, `raw_reward_spread` (rewards that differ), or
     your own function; empty: keep all."""
@@ -76,13 +77,14 @@ class RolloutSection(Section):
     dynamic_sampling_max_rounds: PositiveInt = unkeyed(8)
     """Rounds of a step after which dynamic sampling gives up."""
     max_staleness: NonNegativeInt = 0
-    """Updates by which the policy that samples may lag behind; 0: rollouts wait for updates."""
+    """Not built yet. Updates by which the policy that samples may lag behind; 0: rollouts wait for
+    updates."""
     fully_async: bool = False
-    """Sample without end, beside the updates."""
+    """Not built yet. Sample without end, beside the updates."""
     hybrid: bool = False
-    """Share devices between sampling and updates by turns."""
+    """Not built yet. Share devices between sampling and updates by turns."""
     partial_rollout: bool = False
-    """Break off long responses and go on with them in the next rollout."""
+    """Not built yet. Break off long responses and go on with them in the next rollout."""
 
 
 class RewardSection(Section):
@@ -96,4 +98,5 @@ class RewardSection(Section):
     overlong_penalty_factor: NonNegative = 1.0
     """What a response at the limit loses."""
     custom_rm_path: str = unkeyed("")
-    """Your own, (response_text, label) -> float, as `module:function` or `file.py:function`."""
+    """Your own, `def f(response_text, label) -> float` with parameters of these names, as
+    `module:function` or `file.py:function`."""

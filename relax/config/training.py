@@ -134,7 +134,7 @@ class UpdateSection(Section):
     num_steps_per_rollout: PositiveInt | None = None
     """Optimizer steps per rollout; unset: those of a rollout over global_batch_size, else 1."""
     use_dynamic_global_batch_size: bool = False
-    """Let the number of responses in an optimizer step follow what a rollout brought."""
+    """Not built yet. Let the responses of an optimizer step follow what a rollout brought."""
     micro_batch_size: NonNegativeInt = 0
     """Responses per micro-batch; 0: packed by max_tokens_per_gpu instead."""
     max_tokens_per_gpu: PositiveInt = 8192

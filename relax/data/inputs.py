@@ -46,7 +46,7 @@ def check_template(prompt_template: str | None) -> None:
         fields = set()
     if fields != {"input"}:
         raise ConfigError(
-            f"prompt_template = {prompt_template!r}; it must hold {{input}} and no other field, "
+            f"--prompt-template = {prompt_template!r}; it must hold {{input}} and no other field, "
             "and literal braces doubled: {{ }}"
         )
 

@@ -99,14 +99,15 @@ def keep_short(
         if overlong == "error" and len(prompt.tokens) > max_prompt_len:
             raise ConfigError(
                 f"{path}: row {prompt.prompt_id}: prompt length = {len(prompt.tokens)} tokens; "
-                f"max_prompt_len = {max_prompt_len}: raise it, or set overlong = 'drop'"
+                f"--rollout-max-prompt-len = {max_prompt_len}: raise it, or set "
+                "--overlong-prompt drop"
             )
     kept = tuple(prompt for prompt in prompts if len(prompt.tokens) <= max_prompt_len)
     if not kept:
         shortest = min(len(prompt.tokens) for prompt in prompts)
         raise ConfigError(
-            f"{path}: max_prompt_len = {max_prompt_len} drops all {len(prompts)} prompts; "
-            f"the shortest has {shortest} tokens"
+            f"{path}: --rollout-max-prompt-len = {max_prompt_len} drops all "
+            f"{len(prompts)} prompts; the shortest has {shortest} tokens"
         )
     return PromptSource(kept, len(prompts) - len(kept), content_hash(path))
 

@@ -42,7 +42,10 @@ def check(argv: Sequence[str]) -> int:
         print(f"not with {config.algorithm.advantage_estimator}: {line}", file=sys.stderr)
     for line in found.problems:
         print(f"would not start here: {line}", file=sys.stderr)
-    return 2 if found.forbidden else 1 if found.problems else 0
+    if found.forbidden or found.problems:
+        return 2 if found.forbidden else 1
+    print("would start here", file=sys.stderr)
+    return 0
 
 
 def _ranks(text: str) -> int:

@@ -28,13 +28,14 @@ def check_rows(config: Config, path: str) -> None:
     """Raise for a source of prompts that a rollout, or an evaluation, could not read."""
     settings, model = config.data, config.model.hf_checkpoint
     check_template(settings.prompt_template or None)
-    if settings.apply_chat_template and model and not has_chat_template(Path(model)):
+    is_there = Path(model, "config.json").exists()
+    if settings.apply_chat_template and is_there and not has_chat_template(Path(model)):
         raise ConfigError(
             f"--apply-chat-template: {model} has no chat template; use an instruct model, or "
             "leave the setting out"
         )
     texts = prompt_texts(settings, path)
-    if model:
+    if is_there:
         check_lengths(config, path, texts)
 
 

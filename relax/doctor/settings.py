@@ -30,8 +30,10 @@ PATTERNS = ("only_train_params_name_list", "freeze_params_name_list")
 CALLED_BY = {"custom_advantage_path": "advantage", "custom_loss_path": "update"}
 
 
-def warnings_of(config: Config) -> list[str]:
-    """What the algorithm's rules warn of, less what is refused in any case."""
+def warnings_of(config: Config, command: str = "train") -> list[str]:
+    """What the rules of reinforcement warn of, less what is refused in any case."""
+    if command != "train":
+        return []
     refused = tuple(f"{rules.OWNER[name]}.{name} " for name in NOT_BUILT)
     return [line for line in rules.check(config) if not line.startswith(refused)]
 

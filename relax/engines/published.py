@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 
 from relax.errors import ArtifactError
 
+AGAIN = "copy the model again (a policy of a run: `relax export` it again)"
 HEAD = "lm_head.weight"
 _WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -37,7 +38,7 @@ def weight_files(policy: Path) -> dict[Path, frozenset[str]]:
     for tensor, shard in _read_json(index_path).get("weight_map", {}).items():
         promised.setdefault(shard, set()).add(tensor)
     if not promised:
-        raise ArtifactError(f"{index_path}: weight_map is empty; publish the policy again")
+        raise ArtifactError(f"{index_path}: weight_map is empty; {AGAIN}")
     found = {policy / shard: frozenset(_tensor_names(policy / shard)) for shard in promised}
     for path, names in found.items():
         if lacking := sorted(promised[path.name] - names):
@@ -140,13 +141,13 @@ def load_tokenizer(policy: Path) -> Any | None:
 
 def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
-        raise ArtifactError(f"{path}: missing; the policy is not whole, publish it again")
+        raise ArtifactError(f"{path}: missing; the policy is not whole, {AGAIN}")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ArtifactError(f"{path}: not JSON ({error}); publish the policy again") from error
+        raise ArtifactError(f"{path}: not JSON ({error}); {AGAIN}") from error
     if not isinstance(content, dict):
-        raise ArtifactError(f"{path}: holds no JSON object; publish the policy again")
+        raise ArtifactError(f"{path}: holds no JSON object; {AGAIN}")
     return content
 
 
@@ -156,7 +157,7 @@ def _tensor_names(path: Path) -> list[str]:
     Format: 8 bytes little-endian header length, JSON header with data_offsets, data.
     """
     if not path.is_file():
-        raise ArtifactError(f"{path}: missing; the policy is not whole, publish it again")
+        raise ArtifactError(f"{path}: missing; the policy is not whole, {AGAIN}")
     size = path.stat().st_size
     with path.open("rb") as file:
         header_len = int.from_bytes(file.read(8), "little")
@@ -170,7 +171,6 @@ def _tensor_names(path: Path) -> list[str]:
     end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
     if 8 + header_len + end != size:
         raise ArtifactError(
-            f"{path}: has {size} bytes, its header promises {8 + header_len + end}; "
-            "publish the policy again"
+            f"{path}: has {size} bytes, its header promises {8 + header_len + end}; {AGAIN}"
         )
     return list(header)

@@ -9,6 +9,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from relax.engines import decode_attention
+from relax.engines.published import AGAIN
 from relax.errors import ArtifactError
 
 
@@ -16,7 +17,8 @@ def build(policy: Path, dtype: torch.dtype, device: torch.device) -> Any:
     """The model in `policy`, ready for inference.
 
     Raises:
-        ArtifactError: a weight of the model that the directory does not hold, or a head that
+        ArtifactError: a weight of the model that the directory does not hold or holds in another
+            shape, or a head that
             differs from the embedding that config.json ties it to.
     """
     from transformers import AutoModelForCausalLM
@@ -26,16 +28,26 @@ def build(policy: Path, dtype: torch.dtype, device: torch.device) -> Any:
     logging.disable_progress_bar()
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
-            policy, dtype=dtype, local_files_only=True, output_loading_info=True
+            policy,
+            dtype=dtype,
+            local_files_only=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # told below, by name
         )
     finally:
         if has_bar:
             logging.enable_progress_bar()
     model, report = loaded
+    if wrong := sorted(report["mismatched_keys"]):
+        name, found, wanted = wrong[0]
+        raise ArtifactError(
+            f"{policy}: tensor {name} has shape {list(found)}; config.json wants {list(wanted)}; "
+            f"{AGAIN}"
+        )
     if missing := sorted(report["missing_keys"]):
         raise ArtifactError(
             f"{policy}: {len(missing)} weights of the model are missing, first {missing[0]}; "
-            "publish the policy again"
+            f"{AGAIN}"
         )
     _check_tied(policy, model)
     decode_attention.install(model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +25,11 @@ from relax.stages.metrics import metric_table
 from relax.stages.perform import Inputs, Warm
 from relax.store import Output, rows
 
+ALL_TRUNCATED = (
+    "every response is truncated and left out by mask_truncated: nothing is learned from them; "
+    "raise rollout_max_response_len"
+)
+
 
 def run(config: Config, inputs: Inputs, output: Output, warm: Warm) -> None:
     """Write the table `advantages`: a scalar a response, and per token where tokens differ."""
@@ -33,6 +39,8 @@ def run(config: Config, inputs: Inputs, output: Output, warm: Warm) -> None:
     response = rows(inputs.run.table(inputs.step, "rollout", "responses"))
     kept_B = kept(reward.group_id, config.rollout.n_samples_per_prompt, settings)
     batch = columns(reward, response, score_lists(inputs.run, inputs.step), settings, kept_B)
+    if settings.mask_truncated and not batch["mask_BT"].any():
+        print(f"warning: step {inputs.step}: {ALL_TRUNCATED}", file=sys.stderr)
     found = computed(row, batch, settings)
     length_B = np.array([len(tokens) for tokens in response.tokens])[kept_B]
     ids = {"sample_id": reward.sample_id[kept_B], "group_id": reward.group_id[kept_B]}

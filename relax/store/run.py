@@ -303,7 +303,7 @@ def _is_keyed(line: str, sections: set[str], config: Config) -> bool:
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         return json.loads(path.read_bytes())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise ArtifactError(f"{path}: missing; give the directory of a run") from None
     except ValueError as error:
         raise ArtifactError(f"{path}: damaged: {error}") from None

@@ -144,13 +144,13 @@ def _refuse_persistent_buffers(model_dir: Path, decoder: PreTrainedModel) -> Non
 def freeze(weights: Mapping[str, nn.Parameter], options: TrainerOptions) -> None:
     """Take the gradient from parameters by name pattern; a pattern must match something."""
     for flag, patterns in (
-        ("only_train_params", options.only_train_params),
-        ("freeze_params", options.freeze_params),
+        ("--only-train-params-name-list", options.only_train_params),
+        ("--freeze-params-name-list", options.freeze_params),
     ):
         for pattern in patterns:
             if not any(re.search(pattern, name) for name in weights):
                 raise ConfigError(
-                    f"trainer: {flag} = {pattern!r} matches no parameter; names look like "
+                    f"{flag} = {pattern!r} matches no parameter; names look like "
                     f"{next(iter(weights))}"
                 )
     for name, weight in weights.items():
@@ -160,7 +160,9 @@ def freeze(weights: Mapping[str, nn.Parameter], options: TrainerOptions) -> None
             trained = not any(re.search(pattern, name) for pattern in options.freeze_params)
         weight.requires_grad_(trained)
     if not any(weight.requires_grad for weight in weights.values()):
-        raise ConfigError("trainer: freeze_params leaves no parameter to train; remove a pattern")
+        raise ConfigError(
+            "--freeze-params-name-list leaves no parameter to train; remove a pattern"
+        )
 
 
 def shard(model: SequenceModel, mesh: DeviceMesh, options: TrainerOptions) -> None:

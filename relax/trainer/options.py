@@ -10,6 +10,16 @@ Dtype = Literal["float32", "bfloat16"]
 ComputeDtype = Literal["float32", "bfloat16", "float64"]
 
 
+FLAGS = {
+    "lr_warmup_steps": "lr_warmup_iters",
+    "replicate": "num_replicas",
+    "temperature": "rollout_temperature",
+    "only_train_params": "only_train_params_name_list",
+    "freeze_params": "freeze_params_name_list",
+}
+"""Settings that are called otherwise on the command line."""
+
+
 @dataclass(frozen=True)
 class TrainerOptions:
     """Everything that an actor or critic is told about how to train.
@@ -69,8 +79,9 @@ class TrainerOptions:
         for name in ("max_tokens_per_gpu", "replicate"):
             self._check(name, getattr(self, name) >= 1, "1 or more")
         alone = not (self.only_train_params and self.freeze_params)
-        self._check("freeze_params", alone, "empty where only_train_params is given")
+        self._check("freeze_params", alone, "empty where --only-train-params-name-list is given")
 
     def _check(self, name: str, holds: bool, allowed: str) -> None:
         if not holds:
-            raise ConfigError(f"trainer: {name} = {getattr(self, name)}; must be {allowed}")
+            flag = "--" + FLAGS.get(name, name).replace("_", "-")
+            raise ConfigError(f"{flag} = {getattr(self, name)}; must be {allowed}")

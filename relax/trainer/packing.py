@@ -59,7 +59,7 @@ def plan_tokens(lengths: Sequence[int], budget: int, num_ranks: int) -> list[lis
     """
     if lengths and max(lengths) > budget:
         raise ConfigError(
-            f"trainer: max_tokens_per_gpu = {budget}; the longest sequence has {max(lengths)} "
+            f"--max-tokens-per-gpu = {budget}; the longest sequence has {max(lengths)} "
             f"tokens and is never split: raise it to {max(lengths)} or more"
         )
     tight = best_fit(lengths, budget)

@@ -79,7 +79,7 @@ def make_mesh(replicate: int) -> DeviceMesh:
     num_ranks = dist.get_world_size()
     if num_ranks % replicate:
         raise ConfigError(
-            f"trainer: replicate = {replicate}; the number of ranks, {num_ranks}, must be a "
+            f"--num-replicas = {replicate}; the number of ranks, {num_ranks}, must be a "
             "multiple of it"
         )
     if replicate == 1:

@@ -101,7 +101,7 @@ def test_a_prompt_over_the_limit_is_dropped_and_counted(lab, run_dir):
 def test_a_prompt_over_the_limit_is_an_error_by_choice(lab, run_dir):
     settings = {"prompt_data": long_and_short(lab), "rollout_max_prompt_len": 10}
     ended = lab.train(run_dir, num_rollout=1, overlong_prompt="error", **settings)
-    said(ended, 2, "long.jsonl: row 1: prompt length = 50 tokens; max_prompt_len = 10: raise it")
+    said(ended, 2, "long.jsonl: row 1: prompt length = 50 tokens; --rollout-max-prompt-len = 10")
     assert committed(run_dir) == set()
 
 

@@ -90,7 +90,7 @@ def test_errors_of_ours_are_never_hidden(monkeypatch):
 def test_a_file_of_the_users_that_cannot_be_used_is_one_line(monkeypatch, capsys):
     raising(PermissionError(13, "Permission denied", "/x/y"), monkeypatch)
     assert cli.main(["sql"]) == 1
-    assert capsys.readouterr().err == "relax sql: [Errno 13] Permission denied: '/x/y'\n"
+    assert capsys.readouterr().err == "relax sql: /x/y: cannot be used: Permission denied\n"
 
 
 def test_ctrl_c(monkeypatch, capsys):
@@ -146,3 +146,21 @@ def test_a_process_ends_with_the_code_and_without_a_traceback(words, code, said)
     assert done.returncode == code
     assert done.stderr.startswith(said)
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--lrr", "3"], "--lrr: no such flag; did you mean --lr?"),
+        (["--learning-rate", "3"], "--learning-rate: no such flag; did you mean --lr?"),
+        (["--zzz=3", "stray", "more"], "--zzz=3: no such flag\nmore: not expected here"),
+    ],
+)
+def test_an_unknown_flag_is_one_line_with_its_value(words, said, capsys):
+    assert cli.main(["check", *words]) == 2
+    assert capsys.readouterr().err == f"relax check: {said}\n"
+
+
+def test_names_are_near_whatever_their_case(capsys):
+    assert cli.main(["check", "--advantage-estimator", "GRPO"]) == 2
+    assert "did you mean grpo?" in capsys.readouterr().err

@@ -129,3 +129,17 @@ def test_abbreviations_are_not_guessed():
 )
 def test_nearest(word, hint):
     assert nearest(word, ["grpo", "gspo", "rloo"]) == hint
+
+
+def test_an_allocation_that_is_not_there_is_told_without_the_whole_section():
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, {"rollout_allocation": "gpux"})
+    assert str(caught.value) == (
+        "settings: slurm.rollout_allocation = 'gpux': no such allocation; "
+        "[slurm.allocations] has: none"
+    )
+
+
+def test_a_name_of_an_evaluation_is_plain():
+    with pytest.raises(ConfigError, match="only letters, digits, `_`,"):
+        load_config(None, {"eval_name": "a/b c"})

@@ -45,7 +45,7 @@ def test_low_space_pauses_with_one_line_until_there_is_more(session, monkeypatch
     session.before_stage()
     said = capsys.readouterr().err
     assert said.count("\n") == 1
-    assert "0.50 GiB free, min_free_gib = 1.0: paused until there is more" in said
+    assert "0.50 GiB free, min_free_gib = 1.0: paused until there is more; Ctrl-C to stop" in said
 
 
 def test_ctrl_c_during_a_pause_stops(session, monkeypatch):

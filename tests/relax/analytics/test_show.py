@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from relax.analytics.sample import pieces, sample, shade, token_values
-from relax.analytics.show import folded, step_states
+from relax.analytics.show import _place, folded, step_states
 from relax.cli import main
 from relax.errors import ConfigError
 from relax.sizes import in_bytes
@@ -156,3 +156,9 @@ def test_sizes(size, text):
 def test_not_a_sample_of_a_step_without_rollout(run):
     with pytest.raises(ConfigError, match="no rollout committed"):
         sample(run, 9, 9_000_000)
+
+
+def test_a_sample_of_another_step_is_refused():
+    with pytest.raises(ConfigError, match=r"--step 2 --sample 1000003: that sample is of step 1"):
+        _place(2, 1000003)
+    assert _place(None, 1000003) == _place(1, 3) == (1, 3)

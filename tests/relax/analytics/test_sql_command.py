@@ -64,7 +64,7 @@ def test_no_rows_says_what_is_missing(own_run, capsys):
             file.unlink()
         path.rmdir()
     assert main(["sql", str(own_run.root), "--question", "drift-by-position"]) == 0
-    assert "no rows: the run has not old_logp" in capsys.readouterr().err
+    assert "no rows: the run has no old_logp" in capsys.readouterr().err
 
 
 def test_lists(capsys):
@@ -95,3 +95,18 @@ def test_wrong_usage_is_one_line_and_exit_code_2(run, capsys, words, message):
     err = capsys.readouterr().err
     assert err.startswith(message)
     assert err.count("\n") == 1
+
+
+def test_a_run_given_twice_counts_once(run, capsys):
+    query = "SELECT count(*) AS n FROM steps"
+    words = [str(run.root), query, "--format", "csv"]
+    assert main(["sql", *words]) == 0
+    once = capsys.readouterr().out
+    assert main(["sql", str(run.root), *words]) == 0
+    assert capsys.readouterr().out == once
+
+
+def test_a_file_needs_a_format(run, tmp_path, capsys):
+    words = [str(run.root), "SELECT 1", "--output", str(tmp_path / "x")]
+    assert main(["sql", *words]) == 2
+    assert capsys.readouterr().err.endswith("give --format csv, json or parquet with it\n")

@@ -1,4 +1,5 @@
 import json
+import shutil
 
 import pytest
 
@@ -118,7 +119,17 @@ def test_export_copies_the_policy(own_run, tmp_path, capsys):
 
 def test_export_of_what_is_gone_says_what_is_there(own_run, tmp_path, capsys):
     publish(own_run, 2)
-    assert main(["export", str(own_run.root), "--step", "8", str(tmp_path / "out")]) == 1
+    for kind in ("policies", "checkpoints"):
+        shutil.rmtree(own_run.root / kind, ignore_errors=True)
+    assert main(["export", str(own_run.root), "--step", "2", str(tmp_path / "out")]) == 1
     err = capsys.readouterr().err
-    assert "policy 9 does not exist" in err
-    assert err.endswith("steps whose policy is there: 2\n")
+    assert "the policy of step 2 was removed by retention, and no checkpoint holds it" in err
+    assert err.endswith("steps whose policy is there: none\n")
+
+
+@pytest.mark.parametrize("step", ["-1", "8"])
+def test_export_of_a_step_that_is_none(own_run, tmp_path, capsys, step):
+    publish(own_run, 2)
+    assert main(["export", str(own_run.root), f"--step={step}", str(tmp_path / "out")]) == 2
+    said = capsys.readouterr().err
+    assert f"--step {step}: no such step; steps whose policy is there: 2" in said

@@ -58,7 +58,8 @@ def test_long_prompts_are_dropped_and_counted_and_ids_stay(tmp_path, tokenizer):
 def test_long_prompts_are_an_error_by_choice(tmp_path, tokenizer):
     rows = [{"input": "1", "label": "x"}, {"input": "12345", "label": "x"}]
     assert error_of(tmp_path, tokenizer, rows, max_prompt_len=4, overlong="error") == (
-        "row 1: prompt length = 5 tokens; max_prompt_len = 4: raise it, or set overlong = 'drop'"
+        "row 1: prompt length = 5 tokens; --rollout-max-prompt-len = 4: raise it, or "
+        "set --overlong-prompt drop"
     )
     assert len(load(tmp_path, tokenizer, rows, max_prompt_len=5, overlong="error").prompts) == 2
 
@@ -66,7 +67,7 @@ def test_long_prompts_are_an_error_by_choice(tmp_path, tokenizer):
 def test_all_dropped(tmp_path, tokenizer):
     rows = [{"input": "123", "label": "x"}, {"input": "12345", "label": "x"}]
     assert error_of(tmp_path, tokenizer, rows, max_prompt_len=2) == (
-        "max_prompt_len = 2 drops all 2 prompts; the shortest has 3 tokens"
+        "--rollout-max-prompt-len = 2 drops all 2 prompts; the shortest has 3 tokens"
     )
 
 
@@ -110,7 +111,7 @@ def test_prompt_template_wraps_the_string_or_the_last_user_message(tmp_path, tok
 def test_unusable_prompt_templates(tmp_path, tokenizer, template):
     rows = [{"input": "1", "label": "x"}]
     assert error_of(tmp_path, tokenizer, rows, prompt_template=template) == (
-        f"prompt_template = {template!r}; it must hold {{input}} and no other field, "
+        f"--prompt-template = {template!r}; it must hold {{input}} and no other field, "
         "and literal braces doubled: {{ }}"
     )
 

@@ -40,6 +40,37 @@ def test_warnings_leave_out_what_is_refused_in_any_case():
     assert line.startswith("rollout.rollout_top_p = 0.9")
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"min_lr": 1.0}, "update.min_lr = 1.0: above lr = 1e-06; and lr does not decay"),
+        (
+            {"min_lr": 1.0, "lr_decay_style": "linear"},
+            "update.min_lr = 1.0: above lr = 1e-06; the rate would end above its peak",
+        ),
+        (
+            {"lr_warmup_iters": 100, "num_rollout": 2},
+            "update.lr_warmup_iters = 100: as many optimizer steps as the run or more; the run "
+            "takes 2, and ends before the rate is lr",
+        ),
+        (
+            {"advantage_estimator": "ppo", "num_critic_only_steps": 10, "num_rollout": 2},
+            "algorithm.num_critic_only_steps = 10: all steps of the run; of num_rollout = 2: the "
+            "policy is never trained",
+        ),
+        (
+            {"eval_interval": 3},
+            "evaluate.eval_interval = 3: no effect; without eval_prompt_data",
+        ),
+        ({"opd_teacher_load": "x"}, "model.opd_teacher_load = 'x': no effect; without use_opd"),
+        ({"critic_load": "x"}, "model.critic_load = 'x': no effect; grpo has no critic"),
+    ],
+)
+def test_settings_without_effect_are_warned_of(given, said):
+    assert warnings_of(load_config(None, given)) == [said]
+    assert warnings_of(load_config(None, given), "sft") == []
+
+
 def test_a_missing_file_is_named(tmp_path):
     (line,) = refused(custom_loss_path=f"{tmp_path}/none.py:loss")
     assert line.startswith("--custom-loss-path = ") and "no file" in line

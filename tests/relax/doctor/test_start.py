@@ -61,7 +61,7 @@ def test_nothing_is_said_of_a_run_that_would_start(here):
         ("rm_type", "exakt", "--rm-type = 'exakt': known: exact, math; did you mean exact?"),
         ("input_key", "q", "row 0: no input_key = 'q'; keys: input, label"),
         ("label_key", "a", "row 0: no label_key = 'a'; keys: input, label"),
-        ("prompt_template", "no", "prompt_template = 'no'; it must hold {input}"),
+        ("prompt_template", "no", "--prompt-template = 'no'; it must hold {input}"),
         ("rollout_max_prompt_len", 1, "--rollout-max-prompt-len = 1: drops every prompt; the sh"),
         ("rollout_max_context_len", 2, "--rollout-max-context-len = 2: leaves no room to answer"),
         ("max_tokens_per_gpu", 4, "--max-tokens-per-gpu = 4: a prompt of 4 tokens and its respons"),
@@ -179,3 +179,10 @@ def test_an_evaluation_needs_a_run(here, tmp_path):
     with pytest.raises(ArtifactError, match=r"run: no such run; give the --run-dir of one"):
         settled(load_config(None, here), "evaluate")
     assert not (tmp_path / "run").exists()
+
+
+def test_check_ends_in_its_verdict(here, capsys):
+    assert main(["check", *flags(here)]) == 0
+    assert capsys.readouterr().err.endswith("would start here\n")
+    assert main(["check", *flags({**here, "rm_type": "x"})]) == 1
+    assert capsys.readouterr().err.splitlines()[-1].startswith("would not start here: --rm-type")

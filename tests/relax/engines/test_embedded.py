@@ -332,6 +332,15 @@ def test_missing_weight_is_refused_at_first_load(make_model, tmp_path):
         opened(policy)
 
 
+def test_a_weight_of_another_shape_is_named_with_both(make_model, tmp_path):
+    def widen(tensors):
+        tensors["model.norm.weight"] = torch.zeros(7)
+
+    policy = changed(make_model(), tmp_path / "wide", widen)
+    with pytest.raises(ArtifactError, match=r"norm.weight has shape \[7\]; config.json wants \["):
+        opened(policy)
+
+
 def test_stop_strings_need_a_tokenizer(tiny, tmp_path):
     policy = tmp_path / "bare"
     policy.mkdir()

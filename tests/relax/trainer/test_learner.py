@@ -100,7 +100,7 @@ def test_frozen_parameters_stay_through_a_checkpoint(untied_dir, tmp_path):
 
 
 def test_patterns_that_match_nothing_or_everything_are_refused(tied_dir):
-    with pytest.raises(ConfigError, match="freeze_params = 'laers' matches no parameter"):
+    with pytest.raises(ConfigError, match="-list = 'laers' matches no parameter"):
         load(tied_dir, freeze_params=("laers",))
     with pytest.raises(ConfigError, match="leaves no parameter to train"):
         load(tied_dir, freeze_params=(".",))

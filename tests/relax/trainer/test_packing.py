@@ -44,7 +44,7 @@ def test_fewer_sequences_than_ranks_leave_empty_micro_batches():
 
 
 def test_a_long_sequence_is_refused_not_split():
-    with pytest.raises(ConfigError, match="max_tokens_per_gpu = 10; the longest sequence has 11"):
+    with pytest.raises(ConfigError, match="--max-tokens-per-gpu = 10; the longest sequence has 11"):
         plan_tokens([3, 11], 10, 1)
 
 

@@ -23,12 +23,13 @@ def test_learning_rates(style, expected):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"lr": 0.0}, "trainer: lr = 0.0; must be greater than 0"),
-        ({"adam_beta2": 1.0}, "trainer: adam_beta2 = 1.0; must be at least 0 and below 1"),
-        ({"replicate": 0}, "trainer: replicate = 0; must be 1 or more"),
+        ({"lr": 0.0}, "--lr = 0.0; must be greater than 0"),
+        ({"adam_beta2": 1.0}, "--adam-beta2 = 1.0; must be at least 0 and below 1"),
+        ({"replicate": 0}, "--num-replicas = 0; must be 1 or more"),
         (
             {"only_train_params": ("a",), "freeze_params": ("b",)},
-            r"trainer: freeze_params = \('b',\); must be empty where only_train_params is given",
+            r"--freeze-params-name-list = \('b',\); must be empty where "
+            "--only-train-params-name-list is given",
         ),
     ],
 )
