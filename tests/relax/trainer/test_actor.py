@@ -131,5 +131,5 @@ def steps_data(step):
 def test_too_long_a_sequence_names_the_flag(tied_dir):
     options = dataclasses.replace(OPTIONS, max_tokens_per_gpu=4)
     actor = Actor.load(tied_dir, options, num_schedule_steps=1)
-    with pytest.raises(ConfigError, match="max_tokens_per_gpu = 4; the longest sequence has"):
+    with pytest.raises(ConfigError, match="--max-tokens-per-gpu = 4; the longest sequence has"):
         actor.logp(make_sequences(16), 1.0)
