@@ -11,7 +11,7 @@ SEED ?= 1
 demo: .venv/.light           ## watch a tiny model learn, in about two minutes
 	$(BIN)/python -m flows.demo --task $(TASK) --seed $(SEED)
 
-demo-llm: .venv/.llm         ## a real pretrained model learns sums, in about ten minutes
+demo-llm: .venv/.llm         ## a real pretrained model learns sums, in five to ten minutes
 	OMP_NUM_THREADS=2 $(BIN)/python -m flows.demo_llm --seed $(SEED)
 
 test: .venv/.full            ## everything that needs no accelerator
