@@ -58,7 +58,7 @@ class Job:
             return Failed("FAILED", "it failed")
         seen = watch.seen(self.job_id) if self.executor == "slurm" else self._seen()
         # "Pending" from before it started says nothing of a second start.
-        answered = watch.answered(self.job_id) if seen else time.time()
+        answered = seen.answered if seen else time.time()
         started = any(start["started"] < answered for start in starts)
         return judge(committed=False, seen=seen, now=time.monotonic(), started=started)
 

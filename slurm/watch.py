@@ -6,7 +6,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 FIRST_POLL_S, LONGEST_POLL_S = 1.0, 30.0
 COMMAND_TIMEOUT_S = 20.0
@@ -24,6 +24,8 @@ class Seen:
     exit_code: str = ""
     since: float = 0.0
     """When this state was seen first, by the watcher's clock."""
+    answered: float = field(default=0.0, compare=False)
+    """When this answer came, in seconds since the epoch."""
 
 
 def run_command(words: list[str]) -> subprocess.CompletedProcess[str] | None:
@@ -99,7 +101,6 @@ class Watch:
         self._ask = ask
         self._lock = threading.Lock()
         self._seen: dict[str, Seen] = {}
-        self._answered: dict[str, float] = {}
         self._watched: set[str] = set()
         self._next, self._interval = 0.0, FIRST_POLL_S
 
@@ -114,10 +115,6 @@ class Watch:
                 self._poll()
             return self._seen.get(job_id)
 
-    def answered(self, job_id: str) -> float:
-        """When the latest answer about a job came, in seconds since the epoch; 0.0: none yet."""
-        return self._answered.get(job_id, 0.0)
-
     def now(self, job_id: str) -> Seen | None:
         """The cluster's answer about one job at this moment; None when there is none."""
         with self._lock:
@@ -131,7 +128,6 @@ class Watch:
         with self._lock:
             self._watched.discard(job_id)
             self._seen.pop(job_id, None)
-            self._answered.pop(job_id, None)
 
     def _poll(self) -> None:
         answer = self._ask(sorted(self._watched))
@@ -145,5 +141,5 @@ class Watch:
         for job_id, seen in answer.items():
             before = self._seen.get(job_id)
             same = before is not None and before.state == seen.state
-            self._seen[job_id] = replace(seen, since=before.since if same and before else now)
-            self._answered[job_id] = time.time()
+            since = before.since if same and before else now
+            self._seen[job_id] = replace(seen, since=since, answered=time.time())
