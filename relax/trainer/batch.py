@@ -89,24 +89,23 @@ def lay_out_shared(sequences: Sequence[TrainSequence], device: torch.device) -> 
 
     The last token of a response predicts nothing and is left out.
     """
-    tokens, positions, tokens_B, start_of = [], [], [], {}
+    tokens, positions = [], []
+    tokens_B = [np.zeros(0, np.int64)] * len(sequences)
     length = num_shared = 0
-    for sequence in sequences:
-        prompt = sequence.prompt
-        first, key = len(prompt), prompt.tobytes()
-        rest = sequence.tokens[first:-1]
-        if key not in start_of:
-            start_of[key] = length
-            tokens.append(prompt)
-            positions.append(np.arange(first))
-            length += first
-        else:
-            num_shared += first
-        tokens.append(rest)
-        positions.append(np.arange(first, first + len(rest)))
-        shared = np.arange(start_of[key], start_of[key] + first)
-        tokens_B.append(np.concatenate([shared, np.arange(length, length + len(rest))]))
-        length += len(rest)
+    for family in same_prompt(sequences):
+        prompt = sequences[family[0]].prompt
+        first = len(prompt)
+        shared = np.arange(length, length + first)
+        tokens.append(prompt)
+        positions.append(np.arange(first))
+        length += first
+        num_shared += first * (len(family) - 1)
+        for index in family:
+            rest = sequences[index].tokens[first:-1]
+            tokens.append(rest)
+            positions.append(np.arange(first, first + len(rest)))
+            tokens_B[index] = np.concatenate([shared, np.arange(length, length + len(rest))])
+            length += len(rest)
     if not sequences:
         nothing = np.zeros(1, np.int64)
         tokens, positions, tokens_B, length = [nothing], [nothing], [nothing], 1
