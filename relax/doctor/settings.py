@@ -41,8 +41,8 @@ def warnings_of(config: Config, command: str = "train") -> list[str]:
 def checked(config: Config) -> None:
     """Raise ConfigError for settings that do not fit together, or that are not built yet."""
     rules.check(config)
-    for line in (*not_built(config), *unusable(config)):
-        raise ConfigError(line)
+    if faults := [*not_built(config), *unusable(config)]:
+        raise ConfigError("\n".join(faults))
     functions(config)
 
 
