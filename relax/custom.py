@@ -26,8 +26,8 @@ def load_function(
     """Import a function and check that it takes the parameters of signature, in this order.
 
     flag is the setting that names the function, for the error; what it raises when it is called is
-    a FunctionError. Further parameters of the function
-    need defaults. Raises ConfigError when it cannot be imported or takes other parameters.
+    a FunctionError. Further parameters of the function need defaults. Raises ConfigError when it
+    cannot be imported or takes other parameters.
     """
     name = split(path, flag)[1]
     module = load_module(path, flag)

@@ -18,8 +18,7 @@ def build(policy: Path, dtype: torch.dtype, device: torch.device) -> Any:
 
     Raises:
         ArtifactError: a weight of the model that the directory does not hold or holds in another
-            shape, or a head that
-            differs from the embedding that config.json ties it to.
+            shape, or a head that differs from the embedding that config.json ties it to.
     """
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging

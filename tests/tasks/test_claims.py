@@ -217,16 +217,22 @@ def test_of_two_gangs_one_job_is_submitted(session, submitted, of_two_gangs, mon
     assert yielded["state"] == "YIELDED"
 
 
-def test_older_claim_goes_first_once_the_younger_has_yielded(
-    session, submitted, of_two_gangs, monkeypatch
-):
+def claimed_at_the_same_time(session, monkeypatch):
+    """The younger claim, of another gang, once it is made: in the look of the older one."""
     younger = []
 
-    def claim_at_the_same_time():
+    def claim():
         younger.append(claimed(session, "score", stages=["score", "reward"]))
         reclaimed(younger[0], claimed=4e9)
 
-    overtake(monkeypatch, claim_at_the_same_time)
+    overtake(monkeypatch, claim)
+    return younger
+
+
+def test_older_claim_goes_first_once_the_younger_has_yielded(
+    session, submitted, of_two_gangs, monkeypatch
+):
+    younger = claimed_at_the_same_time(session, monkeypatch)
     meanwhile(session, lambda: records.give_up(younger[0], "YIELDED", ""))
     assert claims.obtain(session, 3, "reward").folder.name == "000003-reward-1"
 
@@ -234,14 +240,8 @@ def test_older_claim_goes_first_once_the_younger_has_yielded(
 def test_older_claim_yields_to_the_younger_that_did_not_see_it(
     session, submitted, of_two_gangs, monkeypatch
 ):
-    younger = []
-
-    def claim_at_the_same_time():
-        younger.append(claimed(session, "score", stages=["score", "reward"]))
-        reclaimed(younger[0], claimed=4e9)
-
     session.answers["88"] = Seen("PENDING")
-    overtake(monkeypatch, claim_at_the_same_time)
+    younger = claimed_at_the_same_time(session, monkeypatch)
     meanwhile(session, lambda: recorded(younger[0], "88"), lambda: None)
     assert claims.obtain(session, 3, "reward").job_id == "88"
     assert submitted == []
