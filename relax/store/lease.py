@@ -7,7 +7,6 @@ import json
 import os
 import socket
 import threading
-import time
 from pathlib import Path
 
 from relax.errors import ConfigError
@@ -34,53 +33,85 @@ def identity() -> dict:
 
 
 class Lease:
-    """The lease of this process on a run directory; a thread keeps its file's mtime fresh."""
+    """The lease of this process on a run directory; a thread keeps its file's mtime fresh.
+
+    Leases are numbered and the last one counts. Whoever finds it given back or stale links the
+    next number into place, which only one can. No number is used twice, so that a slow one with
+    an old finding cannot disturb who was faster.
+    """
 
     def __init__(self, root: Path) -> None:
-        self.path = root / "lease.json"
+        self.root = root
+        self.directory = root / "lease"
         self.me = identity()
+        self.number = 0
         self._stop = threading.Event()
 
     def __enter__(self) -> Lease:
         """Take the lease; ConfigError when a living flow holds it."""
-        disk.make_dir(self.path.parent)
-        while not self._claim():
-            holder = self._holder()
-            if holder is not None and self._alive(holder):
-                raise ConfigError(
-                    f"{self.path.parent}: in use by process {holder['pid']} on {holder['host']}; "
-                    "wait for it, stop it, or give another --run-dir"
-                )
-            self._move_aside(holder)
+        disk.make_dir(self.directory)
+        while not self._take_next():
+            pass
         threading.Thread(target=self._beat, daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        """Give the lease back: its number stays, with nobody's name in it."""
         self._stop.set()
         if self._holder() == self.me:
-            self.path.unlink(missing_ok=True)
+            self._written(None).rename(self.path)
 
     def check(self) -> None:
-        """Raise ConfigError when another flow has taken the run over.
-
-        A lease that is nowhere was moved aside by a late mover, which brings it back or dies:
-        this flow makes it anew meanwhile.
-        """
-        if self._holder() is None and self._claim():
-            return
+        """Raise ConfigError when another flow has taken the run over."""
         holder = self._holder()
         if holder != self.me:
             by = f"process {holder['pid']} on {holder['host']}" if holder else "someone"
-            raise ConfigError(f"{self.path.parent}: taken over by {by}; this flow ends here")
+            raise ConfigError(f"{self.root}: taken over by {by}; this flow ends here")
 
-    def _claim(self) -> bool:
+    @property
+    def path(self) -> Path:
+        """The file of this process's lease."""
+        return self._file(self.number)
+
+    def _file(self, number: int) -> Path:
+        return self.directory / f"{number:06d}.json"
+
+    def _numbers(self) -> list[int]:
+        return [int(path.stem) for path in self.directory.glob("[0-9]*.json")]
+
+    def _last(self) -> int:
+        return max(self._numbers(), default=0)
+
+    def _holder(self) -> dict | None:
+        return _read(self._file(self._last()))
+
+    def _take_next(self) -> bool:
+        """Link the next number; False when another was faster, whose lease must be looked at."""
+        last = self._last()
+        holder = _read(self._file(last))
+        if holder is not None and self._alive(holder, self._file(last)):
+            raise ConfigError(
+                f"{self.root}: in use by process {holder['pid']} on {holder['host']}; "
+                "wait for it, stop it, or give another --run-dir"
+            )
+        self.number = last + 1
+        if not self._link():
+            return False
+        if self._last() != self.number:
+            self.path.unlink()
+            return False
+        for number in self._numbers():
+            if number < self.number:
+                self._file(number).unlink(missing_ok=True)
+        return True
+
+    def _link(self) -> bool:
         """Make the file whole under a scratch name, then link it into place: only one can.
 
         Over NFS a link may work and yet be refused (its answer was lost, and it was asked again):
         the count of names tells.
         """
-        scratch = self.path.with_name(f".lease-{self.me['host']}-{self.me['pid']}")
-        disk.write_bytes(scratch, json.dumps(self.me).encode())
+        scratch = self._written(self.me)
         try:
             os.link(scratch, self.path)
         except FileExistsError:
@@ -89,55 +120,37 @@ class Lease:
             scratch.unlink()
         return True
 
-    def _holder(self) -> dict | None:
-        return _read(self.path)
+    def _written(self, holder: dict | None) -> Path:
+        scratch = self.directory / f".{self.me['host']}-{self.me['pid']}"
+        disk.write_bytes(scratch, json.dumps(holder).encode())
+        return scratch
 
-    def _alive(self, holder: dict) -> bool:
+    def _alive(self, holder: dict, path: Path) -> bool:
         if holder["host"] == self.me["host"]:
             same_boot = holder["boot"] == self.me["boot"]
             return same_boot and start_time(holder["pid"]) == holder["start"]
-        return self._silence() < STALE_S
+        return self._silence(path) < STALE_S
 
-    def _silence(self) -> float:
+    def _silence(self, path: Path) -> float:
         """Seconds since the holder's last beat, by the file system's own clock."""
-        probe = self.path.with_name(f".probe-{self.me['host']}-{self.me['pid']}")
+        probe = self.directory / f".probe-{self.me['host']}-{self.me['pid']}"
         probe.touch()
         try:
-            return probe.stat().st_mtime - self.path.stat().st_mtime
+            return probe.stat().st_mtime - path.stat().st_mtime
         except FileNotFoundError:
             return STALE_S
         finally:
             probe.unlink()
 
-    def _move_aside(self, stale: dict | None) -> None:
-        """Of several that find a stale lease only one wins this rename.
-
-        One that comes late, and moves the lease of who was faster, puts it back: over that of
-        a third who came in between, for who was faster works on the run already.
-        """
-        aside = self.path.with_name(f".lease-stale-{self.me['pid']}-{time.monotonic_ns()}")
-        try:
-            disk.rename(self.path, aside)
-        except FileNotFoundError:
-            return
-        if _read(aside) != stale:
-            disk.rename(aside, self.path)
-        else:
-            aside.unlink()
-
     def _beat(self) -> None:
-        while not self._stop.wait(BEAT_S):
-            self._beat_once()
-
-    def _beat_once(self) -> None:
         """A beat that the file system refuses is left out; only many in a row count."""
-        with contextlib.suppress(OSError):
-            if self._holder() == self.me:
+        while not self._stop.wait(BEAT_S):
+            with contextlib.suppress(OSError):
                 os.utime(self.path)
 
 
 def _read(path: Path) -> dict | None:
-    """Who a lease file names; None when it is gone or damaged."""
+    """Who a lease file names; None when it is given back, gone or damaged."""
     try:
         holder = json.loads(path.read_text())
     except (FileNotFoundError, ValueError):

@@ -216,7 +216,7 @@ def _refuse_foreign(root: Path) -> None:
     foreign = (
         (p.name for p in root.iterdir() if not p.name.startswith(".")) if root.exists() else ()
     )
-    if not {"config", "lease.json", "jobs"}.issuperset(foreign):
+    if not {"config", "lease", "jobs"}.issuperset(foreign):
         raise ConfigError(f"run.run_dir = {root}: not empty and not a run; give another --run-dir")
 
 

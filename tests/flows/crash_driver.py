@@ -85,7 +85,7 @@ def anonymous(path: Path, root: Path) -> str:
     """The path below the run, without what differs from one attempt to the next."""
     name = os.path.relpath(path, root)
     name = re.sub(r"inline-\d+-\d+-\d+", "ATTEMPT", name)
-    name = re.sub(r"\.lease-.*", ".lease-ME", name)
+    name = re.sub(r"lease/\..*", "lease/.ME", name)
     return re.sub(r"code/\.[0-9a-f]+-[^/]+-\d+", "code/.SCRATCH", name)
 
 

@@ -308,20 +308,20 @@ def test_of_two_flows_the_second_is_refused_and_the_first_goes_on(lab, run_dir, 
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 0, output
     assert lab.inspect(run_dir) == whole[1]
-    assert not (run_dir / "lease.json").exists()
+    assert [path.read_text() for path in (run_dir / "lease").iterdir()] == ["null"]
 
 
 def test_a_flow_whose_run_was_taken_over_leaves(lab, run_dir, whole, tmp_path):
     """As if its host had been silent for too long."""
     process = lab.start(run_dir, tmp_path / "gate")
-    (run_dir / "lease.json").unlink()
+    shutil.rmtree(run_dir / "lease")
     assert lab.train(run_dir).code == 0
-    (run_dir / "lease.json").write_text('{"host": "far-away", "boot": "", "pid": 7, "start": 1}')
+    stranger = '{"host": "far-away", "boot": "", "pid": 7, "start": 1}'
+    (run_dir / "lease/000002.json").write_text(stranger)
     (tmp_path / "gate").touch()
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 2
     assert output.strip().splitlines()[-1] == (
         f"relax train: {run_dir}: taken over by process 7 on far-away; this flow ends here"
     )
-    (run_dir / "lease.json").unlink()
     assert lab.inspect(run_dir) == whole[1]

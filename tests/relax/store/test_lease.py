@@ -2,15 +2,16 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 from store_cases import names
 
 from relax.errors import ConfigError
-from relax.store import disk
 from relax.store import lease as leases
 from relax.store.lease import Lease, identity, start_time
 
@@ -18,9 +19,13 @@ from relax.store.lease import Lease, identity, start_time
 def held_by(root, **changes) -> dict:
     """Write a lease as `identity` would be with `changes`."""
     holder = {**identity(), **changes}
-    root.mkdir(exist_ok=True)
-    (root / "lease.json").write_text(json.dumps(holder))
+    (root / "lease").mkdir(parents=True, exist_ok=True)
+    last_file(root).write_text(json.dumps(holder))
     return holder
+
+
+def last_file(root):
+    return max((root / "lease").glob("*.json"), default=root / "lease/000001.json")
 
 
 @pytest.fixture
@@ -33,9 +38,10 @@ def other_process():
 
 def test_a_lease_is_held_and_given_back(tmp_path):
     with Lease(tmp_path / "run") as lease:
-        assert json.loads((tmp_path / "run" / "lease.json").read_text()) == identity()
+        assert names(tmp_path / "run/lease") == ["000001.json"]
+        assert json.loads(lease.path.read_text()) == identity()
         lease.check()
-    assert names(tmp_path / "run") == []
+    assert lease.path.read_text() == "null"
 
 
 def test_a_living_holder_is_named(tmp_path, other_process):
@@ -43,7 +49,7 @@ def test_a_living_holder_is_named(tmp_path, other_process):
     said = f"in use by process {holder['pid']} on {holder['host']}; wait for it, stop it, or give"
     with pytest.raises(ConfigError, match=said), Lease(tmp_path):
         pass
-    assert json.loads((tmp_path / "lease.json").read_text()) == holder
+    assert json.loads(last_file(tmp_path).read_text()) == holder
 
 
 def test_this_process_cannot_hold_it_twice(tmp_path):
@@ -66,12 +72,13 @@ def test_a_dead_holder_is_replaced(tmp_path, other_process):
         held_by(tmp_path, **holder)
         with Lease(tmp_path) as lease:
             lease.check()
-            assert names(tmp_path) == ["lease.json"]
+            assert names(tmp_path / "lease") == [lease.path.name]
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"pid": 1}', "null"])
 def test_a_damaged_lease_is_replaced(tmp_path, text):
-    (tmp_path / "lease.json").write_text(text)
+    (tmp_path / "lease").mkdir()
+    last_file(tmp_path).write_text(text)
     with Lease(tmp_path) as lease:
         lease.check()
 
@@ -80,24 +87,20 @@ def test_another_host_is_judged_by_its_silence(tmp_path):
     holder = held_by(tmp_path, host="far-away", pid=7)
     with pytest.raises(ConfigError, match="in use by process 7 on far-away"), Lease(tmp_path):
         pass
-    path = tmp_path / "lease.json"
+    path = last_file(tmp_path)
     last_beat = path.stat().st_mtime - leases.STALE_S - 1
     os.utime(path, (last_beat, last_beat))
     with Lease(tmp_path) as lease:
-        assert json.loads(path.read_text()) == lease.me != holder
+        assert json.loads(last_file(tmp_path).read_text()) == lease.me != holder
 
 
-def test_only_the_holder_beats(tmp_path):
-    path = tmp_path / "lease.json"
+def test_the_beat_keeps_the_lease_fresh(tmp_path, monkeypatch):
+    monkeypatch.setattr(leases, "BEAT_S", 0.001)
     with Lease(tmp_path) as lease:
-        os.utime(path, (0, 0))
-        lease._beat_once()
-        assert path.stat().st_mtime > 0
-        held_by(tmp_path, host="far-away")
-        os.utime(path, (0, 0))
-        lease._beat_once()
-        assert path.stat().st_mtime == 0
-    assert json.loads(path.read_text())["host"] == "far-away"
+        os.utime(lease.path, (0, 0))
+        deadline = time.monotonic() + 60
+        while lease.path.stat().st_mtime == 0:
+            assert time.monotonic() < deadline
 
 
 def test_a_beat_that_fails_is_left_out(tmp_path, monkeypatch):
@@ -122,69 +125,46 @@ def test_who_was_replaced_is_told_by_whom(tmp_path):
         said = "taken over by process 7 on far-away; this flow ends here"
         with pytest.raises(ConfigError, match=said):
             lease.check()
-    assert names(tmp_path) == ["lease.json"]
+    assert json.loads(last_file(tmp_path).read_text())["host"] == "far-away"
 
 
-STALE = {**identity(), "pid": 2**22 + 1}
+def test_a_lease_that_was_deleted_by_hand_ends_the_flow(tmp_path):
+    """Its owner wanted the run free: what comes next must not meet two flows."""
+    with Lease(tmp_path) as lease:
+        shutil.rmtree(lease.directory)
+        with pytest.raises(ConfigError, match="taken over by someone; this flow ends here"):
+            lease.check()
 
 
-def test_a_late_mover_puts_the_lease_back(tmp_path):
-    """Two found the same stale lease; the faster one holds the run by now."""
-    late = Lease(tmp_path)
-    with Lease(tmp_path) as faster:
-        late._move_aside(STALE)
-        faster.check()
-        assert names(tmp_path) == ["lease.json"]
+def test_who_comes_late_with_an_old_finding_changes_nothing(tmp_path, monkeypatch):
+    """It found a lease stale; before it acts, another takes the run and removes that lease."""
+    held_by(tmp_path, pid=2**22 + 1)
+    late, link, fast = Lease(tmp_path), os.link, []
+    late.me = {**late.me, "pid": 7}
+
+    def slow(source, target):
+        monkeypatch.undo()
+        with Lease(tmp_path):
+            pass
+        fast.append(Lease(tmp_path).__enter__())
+        fast[0].check()
+        link(source, target)
+
+    monkeypatch.setattr(leases.os, "link", slow)
+    with pytest.raises(ConfigError, match=f"in use by process {os.getpid()}"):
+        late.__enter__()
+    assert late.number == 2 and fast[0].number == 3
+    fast[0].check()
+    assert names(tmp_path / "lease") == ["000003.json"]
+    fast[0].__exit__()
 
 
-@pytest.fixture
-def meanwhile(monkeypatch):
-    """Let something happen while a late mover has the lease in its hand."""
-    moved = []
-
-    def add(what):
-        rename = disk.rename
-
-        def interrupted(source, target):
-            rename(source, target)
-            if not moved:
-                moved.append(target.name)
-                what()
-
-        monkeypatch.setattr(disk, "rename", interrupted)
-        return moved
-
-    return add
-
-
-def test_a_holder_whose_lease_a_late_mover_has_in_its_hand_goes_on(tmp_path, meanwhile):
-    late = Lease(tmp_path)
-    with Lease(tmp_path) as holder:
-        moved = meanwhile(holder.check)
-        late._move_aside(STALE)
-        assert len(moved) == 1
-        holder.check()
-        assert names(tmp_path) == ["lease.json"]
-
-
-def test_a_lease_that_a_dead_mover_took_along_is_made_anew(tmp_path):
-    with Lease(tmp_path) as holder:
-        (tmp_path / "lease.json").unlink()
-        holder.check()
-        assert json.loads((tmp_path / "lease.json").read_text()) == holder.me
-
-
-def test_who_came_while_the_lease_was_in_a_hand_gives_way(tmp_path, meanwhile):
-    late, third = Lease(tmp_path), Lease(tmp_path)
-    third.me = {**third.me, "host": "far-away", "pid": 7}
-    with Lease(tmp_path) as holder:
-        moved = meanwhile(lambda: third._claim() or pytest.fail("the place was not free"))
-        late._move_aside(STALE)
-        assert len(moved) == 1
-        holder.check()
-        with pytest.raises(ConfigError, match=f"taken over by process {os.getpid()} on"):
-            third.check()
-        assert names(tmp_path) == ["lease.json"]
+def test_numbers_only_grow(tmp_path):
+    for number in (1, 2, 3):
+        with Lease(tmp_path) as lease:
+            assert lease.number == number
+        assert names(tmp_path / "lease") == [f"{number:06d}.json"]
+        assert lease.path.read_text() == "null"
 
 
 def test_a_link_that_worked_and_was_refused_counts(tmp_path, monkeypatch):
@@ -200,7 +180,7 @@ def test_a_link_that_worked_and_was_refused_counts(tmp_path, monkeypatch):
     with Lease(tmp_path) as lease:
         assert refused == [lease.path]
         lease.check()
-    assert names(tmp_path) == []
+    assert names(tmp_path / "lease") == [lease.path.name]
 
 
 TAKER = """

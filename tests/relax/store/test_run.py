@@ -145,8 +145,9 @@ def test_a_directory_of_something_else_is_refused(tmp_path):
 
 
 def test_what_a_killed_creation_left_is_no_hindrance(tmp_path):
-    (tmp_path / "config").mkdir()
-    for name in (".run.json", "config/.0001.json", "config/0001.json", ".lease-here-7"):
+    for name in ("config", "lease"):
+        (tmp_path / name).mkdir()
+    for name in (".run.json", "config/.0001.json", "config/0001.json", "lease/.here-7"):
         (tmp_path / name).write_text("{")
     assert start(tmp_path, lr=1e-4).config.update.lr == 1e-4
 
