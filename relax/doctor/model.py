@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from relax.doctor.weights import read_config, read_shapes
 from relax.errors import ArtifactError
+from relax.model_dir import all_shapes, read_config
 
 SHAPE = (
     "hidden_size",
@@ -79,7 +79,7 @@ def estimate(told: dict, heads: int, kv_heads: int, head_dim: int) -> int:
 
 def count_weights(directory: Path, tied: bool) -> int:
     """Parameters by the headers of the safetensors files, a tied head once; 0 without files."""
-    shapes = read_shapes(directory)
+    shapes = all_shapes(directory) if any(directory.glob("*.safetensors")) else {}
     if tied:
         shapes.pop("lm_head.weight", None)
     return sum(math.prod(shape) for shape in shapes.values())

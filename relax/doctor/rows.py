@@ -20,8 +20,8 @@ from relax.data.inputs import (
     wrap,
 )
 from relax.data.rows import read_rows
-from relax.doctor.weights import read_config
 from relax.errors import ConfigError
+from relax.model_dir import read_config
 
 
 def check_rows(config: Config, path: str) -> None:

@@ -12,8 +12,8 @@ from relax.algorithms import rules
 from relax.algorithms.custom import CUSTOM_FUNCTIONS
 from relax.config import Config, flag_of
 from relax.custom import Kind, check_source, load_function
-from relax.doctor.weights import read_config
 from relax.errors import ConfigError
+from relax.model_dir import read_config
 from relax.rewards import verifier
 from relax.rewards.verifiers import FLAG as REWARD
 from relax.rewards.verifiers import SIGNATURE as REWARD_SIGNATURE

@@ -1,20 +1,15 @@
-"""A model's weights by the headers of its files: are they whole, are they what config.json says.
-
-Nothing is loaded, and torch is not needed.
-"""
+"""A model's weights by the headers of its files: are they whole, are they what config.json says."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from relax.errors import ArtifactError
+from relax.model_dir import all_shapes, read_config
 
-AGAIN = "copy the model again"
-INDEX = "model.safetensors.index.json"
 PLAIN = {"granite", "llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3", "smollm3"}
 """Model types whose weights have the names and shapes below, where they have them at all."""
 SHAPES: dict[str, tuple[str, ...]] = {
@@ -31,56 +26,9 @@ SHAPES: dict[str, tuple[str, ...]] = {
 LAYER = re.compile(r"\.layers\.(\d+)\.")
 
 
-def read_config(directory: Path) -> dict[str, Any]:
-    """config.json; ArtifactError where it is missing or damaged."""
-    path = directory / "config.json"
-    try:
-        told = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise ArtifactError(f"{path}: missing; a model in Hugging Face layout is needed") from None
-    except (ValueError, OSError) as error:
-        raise ArtifactError(f"{path}: damaged: {error}; {AGAIN}") from None
-    if not isinstance(told, dict):
-        raise ArtifactError(f"{path}: damaged: not a JSON object; {AGAIN}")
-    return told
-
-
-def read_shapes(directory: Path) -> dict[str, list[int]]:
-    """Tensor name -> shape; {} without files. ArtifactError for a file that is not whole."""
-    shapes: dict[str, list[int]] = {}
-    for path in sorted(directory.glob("*.safetensors")):
-        shapes |= {name: told["shape"] for name, told in _header(path).items()}
-    return shapes
-
-
-def _header(path: Path) -> dict[str, Any]:
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if length > size - 8:
-            raise ArtifactError(f"{path}: truncated or not a safetensors file; {AGAIN}")
-        try:
-            header = json.loads(file.read(length))
-        except ValueError:
-            raise ArtifactError(f"{path}: its header is damaged; {AGAIN}") from None
-    header.pop("__metadata__", None)
-    wanted = 8 + length + max((told["data_offsets"][1] for told in header.values()), default=0)
-    if size != wanted:
-        raise ArtifactError(f"{path}: {size} bytes, its header says {wanted}: truncated; {AGAIN}")
-    return header
-
-
 def check_weights(directory: Path) -> None:
     """ArtifactError unless the weights are whole and have the shapes that config.json asks for."""
-    if not directory.is_dir():
-        raise ArtifactError(
-            f"{directory}: no such directory; a model in Hugging Face layout is needed "
-            "(hub names are not downloaded: fetch a snapshot first)"
-        )
-    told, shapes = read_config(directory), read_shapes(directory)
-    if not shapes:
-        raise ArtifactError(f"{directory}: no *.safetensors; save the model with save_pretrained")
-    _check_shards(directory)
+    told, shapes = read_config(directory), all_shapes(directory)
     if told.get("model_type") not in PLAIN or "quantization_config" in told:
         return
     sizes = _sizes(told)
@@ -110,16 +58,3 @@ def _sizes(told: Mapping[str, Any]) -> dict[str, int | None]:
         "query": heads * size if heads and size else None,
         "key": kv_heads * size if kv_heads and size else None,
     }
-
-
-def _check_shards(directory: Path) -> None:
-    """Every file that the index names must be there."""
-    index = directory / INDEX
-    if not index.exists():
-        return
-    try:
-        files = set(json.loads(index.read_bytes())["weight_map"].values())
-    except (ValueError, KeyError, AttributeError):
-        raise ArtifactError(f"{index}: damaged; {AGAIN}") from None
-    if missing := sorted(name for name in files if not (directory / name).exists()):
-        raise ArtifactError(f"{directory}: {missing[0]} is missing; {AGAIN}")

@@ -19,6 +19,7 @@ from relax.engines import choice, decode_attention, kv_cache, published, weights
 from relax.engines.protocol import NotFiniteError, Request, Response, SamplingParams
 from relax.engines.stopping import StopStrings, check_prompts, listed, response_limits
 from relax.errors import ArtifactError, ConfigError
+from relax.model_dir import read_config, weight_files
 
 
 @dataclass
@@ -57,8 +58,8 @@ class TransformersEngine:
         Raises:
             ArtifactError: the directory is not whole or its tensors are not the model's.
         """
-        files = published.weight_files(policy)
-        config, companions = published.read_config(policy), published.companions_digest(policy)
+        files = weight_files(policy)
+        config, companions = read_config(policy), published.companions_digest(policy)
         # Whatever fails from here on leaves the engine empty, never half of each version.
         model, self._model = self._model, None
         is_other = model is None or companions != self._companions

@@ -15,6 +15,7 @@ from relax.engines import published
 from relax.engines.protocol import NotFiniteError, Request, Response, SamplingParams
 from relax.engines.stopping import check_prompts, listed, response_limits
 from relax.errors import ArtifactError, ConfigError
+from relax.model_dir import read_config, weight_files
 
 _log = logging.getLogger(__name__)
 
@@ -100,8 +101,8 @@ class ExternalEngine:
                 would keep the old one without a word).
             ConfigError: no server answers, or one was started without what this needs.
         """
-        files = published.weight_files(policy)
-        self._config = published.read_config(policy)
+        files = weight_files(policy)
+        self._config = read_config(policy)
         if published.HEAD not in frozenset().union(*files.values()):
             raise ArtifactError(
                 f"{policy}: {published.HEAD} is not published; a live vLLM server would keep the "

@@ -1,7 +1,4 @@
-"""A published policy directory (Hugging Face layout, safetensors): is it whole, where does it end.
-
-Reads headers; weights are left to the engines.
-"""
+"""What the engines ask of a policy's directory besides its weights: head, tokenizer, end tokens."""
 
 import hashlib
 import json
@@ -13,44 +10,11 @@ from typing import Any
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from relax.errors import ArtifactError
+from relax.model_dir import INDEX, read_config, read_object, weight_files
 
-AGAIN = "copy the model again (a policy of a run: `relax export` it again)"
 HEAD = "lm_head.weight"
-_WEIGHTS = "model.safetensors"
-_INDEX = "model.safetensors.index.json"
 _COMPANIONS = {".json", ".jinja", ".model", ".py", ".tiktoken", ".txt"}
 _METADATA = {"format": "pt"}
-
-
-def weight_files(policy: Path) -> dict[Path, frozenset[str]]:
-    """Check that `policy` is whole and map each of its safetensors files to its tensors' names.
-
-    Raises:
-        ArtifactError: no directory, no readable config.json, a missing shard, a truncated file,
-            or a tensor that the index promises and its shard lacks.
-    """
-    read_config(policy)
-    index_path = policy / _INDEX
-    if not index_path.is_file():
-        return {policy / _WEIGHTS: frozenset(_tensor_names(policy / _WEIGHTS))}
-    promised: dict[str, set[str]] = {}
-    for tensor, shard in _read_json(index_path).get("weight_map", {}).items():
-        promised.setdefault(shard, set()).add(tensor)
-    if not promised:
-        raise ArtifactError(f"{index_path}: weight_map is empty; {AGAIN}")
-    found = {policy / shard: frozenset(_tensor_names(policy / shard)) for shard in promised}
-    for path, names in found.items():
-        if lacking := sorted(promised[path.name] - names):
-            raise ArtifactError(f"{path}: tensor {lacking[0]} is in the index but not in the shard")
-    return found
-
-
-def read_config(policy: Path) -> dict[str, Any]:
-    """Read config.json of `policy`; ArtifactError where there is none."""
-    if not policy.is_dir():
-        raise ArtifactError(f"policy: {policy} is not a directory; name a published policy")
-    return _read_json(policy / "config.json")
 
 
 def with_explicit_head(policy: Path, directory: Path) -> Path:
@@ -69,12 +33,12 @@ def with_explicit_head(policy: Path, directory: Path) -> Path:
     scratch = directory.with_name(f".{directory.name}-{os.getpid()}")
     scratch.mkdir(parents=True)
     for path in policy.iterdir():
-        if path.name != _INDEX:
+        if path.name != INDEX:
             (scratch / path.name).symlink_to(path.resolve())
     with safe_open(where[tables[0]], framework="pt") as file:
         save_file({HEAD: file.get_tensor(tables[0])}, scratch / "head.safetensors", _METADATA)
     names = {name: path.name for name, path in where.items()} | {HEAD: "head.safetensors"}
-    (scratch / _INDEX).write_text(json.dumps({"metadata": {}, "weight_map": names}))
+    (scratch / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": names}))
     try:
         scratch.rename(directory)
     except OSError:
@@ -114,7 +78,7 @@ def context_len(config: dict[str, Any]) -> int:
 def end_token_ids(policy: Path, tokenizer: Any | None) -> tuple[int, ...]:
     """The model's end tokens: generation_config.json's, else config.json's; and the tokenizer's."""
     generation_path = policy / "generation_config.json"
-    named = _read_json(generation_path).get("eos_token_id") if generation_path.is_file() else None
+    named = read_object(generation_path).get("eos_token_id") if generation_path.is_file() else None
     if named is None:
         config = read_config(policy)
         named = config.get("eos_token_id", config.get("text_config", {}).get("eos_token_id"))
@@ -137,40 +101,3 @@ def load_tokenizer(policy: Path) -> Any | None:
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(policy, local_files_only=True)
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise ArtifactError(f"{path}: missing; the policy is not whole, {AGAIN}")
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ArtifactError(f"{path}: not JSON ({error}); {AGAIN}") from error
-    if not isinstance(content, dict):
-        raise ArtifactError(f"{path}: holds no JSON object; {AGAIN}")
-    return content
-
-
-def _tensor_names(path: Path) -> list[str]:
-    """Names in a safetensors header, after checking the file's size against it.
-
-    Format: 8 bytes little-endian header length, JSON header with data_offsets, data.
-    """
-    if not path.is_file():
-        raise ArtifactError(f"{path}: missing; the policy is not whole, {AGAIN}")
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        header_len = int.from_bytes(file.read(8), "little")
-        if size < 8 or 8 + header_len > size:
-            raise ArtifactError(f"{path}: truncated at {size} bytes, inside its header")
-        try:
-            header = json.loads(file.read(header_len))
-        except ValueError as error:
-            raise ArtifactError(f"{path}: not a safetensors file ({error})") from error
-    header.pop("__metadata__", None)
-    end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
-    if 8 + header_len + end != size:
-        raise ArtifactError(
-            f"{path}: has {size} bytes, its header promises {8 + header_len + end}; {AGAIN}"
-        )
-    return list(header)

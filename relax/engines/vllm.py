@@ -19,6 +19,7 @@ from relax.engines import published
 from relax.engines.protocol import NotFiniteError, Request, Response, SamplingParams
 from relax.engines.stopping import check_prompts, listed, response_limits
 from relax.errors import ArtifactError, ConfigError
+from relax.model_dir import read_config, weight_files
 
 # Read by vLLM when it is imported; what the user has set stays.
 _ENVIRONMENT = {
@@ -64,8 +65,8 @@ class VLLMEngine:
         Raises:
             ArtifactError: the directory is not whole.
         """
-        names = frozenset().union(*published.weight_files(policy).values())
-        config = published.read_config(policy)
+        names = frozenset().union(*weight_files(policy).values())
+        config = read_config(policy)
         tokenizer = published.load_tokenizer(policy)
         eos_ids = published.end_token_ids(policy, tokenizer)
         if (

@@ -9,8 +9,8 @@ from safetensors import safe_open
 from torch import Tensor
 
 from relax.engines import decode_attention
-from relax.engines.published import AGAIN
 from relax.errors import ArtifactError
+from relax.model_dir import AGAIN, Shapes
 
 
 def build(policy: Path, dtype: torch.dtype, device: torch.device) -> Any:
@@ -53,13 +53,13 @@ def build(policy: Path, dtype: torch.dtype, device: torch.device) -> Any:
     return model.to(device).eval()
 
 
-def has_names(model: Any, files: Mapping[Path, frozenset[str]]) -> bool:
+def has_names(model: Any, files: Mapping[Path, Shapes]) -> bool:
     """Whether `files` name tensors as `model` does (some architectures rename while loading)."""
     names = frozenset().union(*files.values())
     return names <= model.state_dict().keys()
 
 
-def swap(model: Any, files: Mapping[Path, frozenset[str]]) -> None:
+def swap(model: Any, files: Mapping[Path, Shapes]) -> None:
     """Copy the tensors of the safetensors `files` (see `has_names`) into `model`, in place.
 
     A tied head may be published or left out; published, it must equal the embedding it is tied to.

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from relax.errors import ArtifactError
+from relax.model_dir import read_config, read_header, weight_files
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -19,7 +20,6 @@ TOKENIZER_FILES = (
     "tokenizer.model",
     "chat_template.jinja",
 )
-WEIGHT_FILES = ("model.safetensors", "model.safetensors.index.json")
 
 
 def model_fingerprint(directory: str | Path) -> str:
@@ -28,19 +28,10 @@ def model_fingerprint(directory: str | Path) -> str:
     Raises ArtifactError for a directory that is not a model in Hugging Face layout.
     """
     directory = Path(directory)
-    if not directory.is_dir():
-        raise ArtifactError(
-            f"{directory}: no such directory; a model in Hugging Face layout is needed "
-            "(hub names are not downloaded: fetch a snapshot first)"
-        )
-    if not (directory / "config.json").exists():
-        raise ArtifactError(f"{directory}: no config.json; a Hugging Face model is needed")
-    weights = sorted(directory.glob("*.safetensors"))
-    if not weights:
-        raise ArtifactError(f"{directory}: no *.safetensors; save the model with save_pretrained")
+    read_config(directory)
     digest = hashlib.sha256((directory / "config.json").read_bytes())
-    for path in weights:
-        digest.update(f"{path.name}:{path.stat().st_size}:".encode() + _header(path))
+    for path in weight_files(directory):
+        digest.update(f"{path.name}:{path.stat().st_size}:".encode() + _sampled(path))
     return digest.hexdigest()
 
 
@@ -63,16 +54,12 @@ def _digest(paths: Iterable[Path]) -> str:
     return digest.hexdigest()
 
 
-def _header(path: Path) -> bytes:
-    """The JSON header of a safetensors file, and a sample of its data."""
+def _sampled(path: Path) -> bytes:
+    """The header of a safetensors file, and a sample of its data."""
+    parts = [read_header(path)]
+    start = 8 + len(parts[0])
     with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        size = path.stat().st_size
-        if length > size - 8:
-            raise ArtifactError(f"{path}: truncated or not a safetensors file")
-        header = file.read(length)
-        parts = [header]
         for place in range(8):
-            file.seek(8 + length + (size - 8 - length) * place // 8)
+            file.seek(start + (path.stat().st_size - start) * place // 8)
             parts.append(file.read(4096))
     return hashlib.sha256(b"".join(parts)).digest()

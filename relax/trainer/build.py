@@ -22,7 +22,8 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from relax.errors import ArtifactError, ConfigError
+from relax.errors import ConfigError
+from relax.model_dir import read_config
 from relax.trainer import attention
 from relax.trainer.heads import LogpHead, SequenceModel, ValueHead
 from relax.trainer.model_files import ModelFiles
@@ -55,8 +56,7 @@ def build(
 
 def construct(model_dir: Path, options: TrainerOptions, head: HeadKind) -> SequenceModel:
     """The module with parameters on the meta device and its buffers (rotary tables) computed."""
-    if not (model_dir / "config.json").is_file():
-        raise ArtifactError(f"model {model_dir}: no config.json; not a Hugging Face directory")
+    read_config(model_dir)
     config = AutoConfig.from_pretrained(model_dir, local_files_only=True)
     kernel: str = options.attention
     if kernel == "sdpa" and attention.is_plain(config):

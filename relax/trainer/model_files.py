@@ -3,10 +3,11 @@
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor
 
 from relax.errors import ArtifactError
+from relax.model_dir import weight_files
 
 # What belongs to a model besides its weights and config.json.
 COMPANIONS = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken")
@@ -17,20 +18,9 @@ class ModelFiles:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        files = sorted(directory.glob("*.safetensors"))
-        if not files:
-            raise ArtifactError(
-                f"model {directory}: no *.safetensors file; save the model with save_pretrained"
-            )
         self._where = {}
-        for file in files:
-            try:
-                handle = safe_open(file, framework="pt")
-            except SafetensorError as error:
-                raise ArtifactError(
-                    f"model {directory}: {file.name} is damaged ({error}); copy it again"
-                ) from error
-            self._where.update(dict.fromkeys(handle.keys(), handle))
+        for file, shapes in weight_files(directory).items():
+            self._where.update(dict.fromkeys(shapes, safe_open(file, framework="pt")))
 
     def names(self) -> list[str]:
         """Tensor names, sorted."""

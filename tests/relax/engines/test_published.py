@@ -7,7 +7,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from relax.engines import published
-from relax.errors import ArtifactError
+from relax.model_dir import weight_files
 
 EMBEDDING = "model.embed_tokens.weight"
 
@@ -15,64 +15,6 @@ EMBEDDING = "model.embed_tokens.weight"
 @pytest.fixture
 def copied(tiny, tmp_path):
     return shutil.copytree(tiny, tmp_path / "policy")
-
-
-@pytest.fixture
-def sharded(tiny, tmp_path):
-    AutoModelForCausalLM.from_pretrained(tiny).save_pretrained(
-        tmp_path / "sharded", max_shard_size="200KB"
-    )
-    return tmp_path / "sharded"
-
-
-def error_of(directory):
-    with pytest.raises(ArtifactError) as error:
-        published.weight_files(directory)
-    assert "\n" not in str(error.value)
-    return str(error.value)
-
-
-def test_whole_policies(copied, sharded):
-    (names,) = published.weight_files(copied).values()
-    assert "model.embed_tokens.weight" in names
-    files = published.weight_files(sharded)
-    assert len(files) > 1
-    assert frozenset().union(*files.values()) == names
-
-
-def test_missing_parts(copied, sharded):
-    assert error_of(copied / "none").endswith("is not a directory; name a published policy")
-    (copied / "model.safetensors").unlink()
-    assert "model.safetensors: missing; the policy is not whole" in error_of(copied)
-    (copied / "config.json").unlink()
-    assert "config.json: missing; the policy is not whole" in error_of(copied)
-    shard = sorted(sharded.glob("*.safetensors"))[-1]
-    shard.unlink()
-    assert f"{shard.name}: missing; the policy is not whole" in error_of(sharded)
-
-
-def test_truncated_weights(copied):
-    path = copied / "model.safetensors"
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-4])
-    assert f"has {len(whole) - 4} bytes, its header promises {len(whole)};" in error_of(copied)
-    path.write_bytes(whole[:100])
-    assert error_of(copied).endswith("truncated at 100 bytes, inside its header")
-    path.write_bytes(b"")
-    assert error_of(copied).endswith("truncated at 0 bytes, inside its header")
-
-
-def test_broken_json(copied):
-    (copied / "config.json").write_text('{"a": ')
-    assert "config.json: not JSON" in error_of(copied)
-
-
-def test_shard_without_its_tensor(sharded):
-    path = sharded / "model.safetensors.index.json"
-    index = json.loads(path.read_text())
-    index["weight_map"]["model.other"] = next(iter(index["weight_map"].values()))
-    path.write_text(json.dumps(index))
-    assert "tensor model.other is in the index but not in the shard" in error_of(sharded)
 
 
 def test_end_tokens(copied):
@@ -102,7 +44,7 @@ def test_a_tied_head_is_spelled_out_beside_links_to_the_rest(tiny, copied, tmp_p
     )
     for policy in (copied, tmp_path / "shards"):
         spelled = published.with_explicit_head(policy, tmp_path / f"{policy.name}-head")
-        files = published.weight_files(spelled)
+        files = weight_files(spelled)
         assert published.HEAD in files[spelled / "head.safetensors"]
         head = load_file(spelled / "head.safetensors")[published.HEAD]
         (table,) = (path for path, names in files.items() if EMBEDDING in names)

@@ -204,7 +204,7 @@ def test_policy_that_is_not_whole_leaves_the_engine_as_it_was(engine, policies, 
     policy = shutil.copytree(policies[True, 2], tmp_path / "cut")
     weights = policy / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-8])
-    with pytest.raises(ArtifactError, match="its header promises"):
+    with pytest.raises(ArtifactError, match="its header says"):
         engine.load(policy)
     params = SamplingParams(max_response_len=4)
     assert len(engine.sample(requests_of(RAGGED), params)) == len(RAGGED)
