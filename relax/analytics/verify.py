@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from relax.data.rows import content_hash as tree_hash
 from relax.errors import ArtifactError, ConfigError
 from relax.flags import command_parser
 from relax.schema import TABLES
@@ -83,11 +82,12 @@ def _stage_faults(run: Run, manifest: Manifest, folder: Path, count: Counter[str
 
 
 def _published_faults(run: Run, manifest: Manifest, count: Counter[str]) -> Iterator[str]:
+    from relax.trainer.checkpoint import checked_hash
     from relax.trainer.publish import policy_hash
 
     for published, hashed, kind in (
         (manifest.policy, policy_hash, "policies"),
-        (manifest.checkpoint, tree_hash, "checkpoints"),
+        (manifest.checkpoint, checked_hash, "checkpoints"),
     ):
         if published is None:
             continue

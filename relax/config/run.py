@@ -28,6 +28,8 @@ class RunSection(Section):
     """Checkpoint every this many steps (0: only at the end). `job` stages: each step."""
     max_actor_ckpt_to_keep: Annotated[int, Field(ge=1)] = unkeyed(2)
     """Newest checkpoints that are kept."""
+    async_save: bool = unkeyed(False)
+    """Write a checkpoint while the policy is published, from a copy of the state in host memory."""
     num_threads: PositiveInt = 1
     """CPU threads of each stage; part of what makes a run repeatable to the bit."""
     min_free_gib: NonNegative = unkeyed(1.0)

@@ -10,14 +10,13 @@ from typing import Literal
 
 from relax.algorithms import rules
 from relax.config import Config
-from relax.data.rows import content_hash
 from relax.errors import ArtifactError
 from relax.stages.models import given_model
 from relax.stages.perform import Inputs, Warm
 from relax.store import Output, Run, rows
 from relax.store.commit import CHECKPOINTS, POLICIES
+from relax.trainer import checkpoint
 from relax.trainer.actor import Actor, TrainerOptions, policy_hash
-from relax.trainer.checkpoint import steps_done
 from relax.trainer.critic import Critic
 from relax.trainer.device import device_type
 from relax.trainer.learner import Learner
@@ -39,10 +38,25 @@ class Learners:
         parts: dict[str, Learner] = {"actor": self.actor}
         return parts if self.critic is None else {**parts, "critic": self.critic}
 
-    def save(self, directory: Path) -> None:
-        """Write a checkpoint: one directory for each of them, so that they stay in step."""
-        for name, learner in self.parts.items():
-            learner.save(directory / name)
+    def begin_save(self, directory: Path, *, in_background: bool) -> Callable[[], str]:
+        """Write a checkpoint, one directory for each of them, so that they stay in step.
+
+        What it returns finishes that, and gives the hash of the whole.
+        """
+        finish = {
+            name: learner.begin_save(directory / name, in_background=in_background)
+            for name, learner in self.parts.items()
+        }
+        return lambda: checkpoint.combined_hash({name: end() for name, end in finish.items()})
+
+    def find_fault(self, directory: Path, saved: str) -> str:
+        """What is wrong with a checkpoint of the hash `saved`, or ""."""
+        for name in self.parts:
+            if fault := checkpoint.find_fault(directory / name):
+                return f"{name}/{fault}"
+        parts = {name: checkpoint.content_hash(directory / name) for name in self.parts}
+        same = checkpoint.combined_hash(parts) == saved
+        return "" if same else "its parts are not of the save that its manifest names"
 
     def restore(self, directory: Path) -> None:
         """Continue from a checkpoint."""
@@ -68,13 +82,18 @@ def train_and_publish(
     def write_policy(directory: Path) -> str:
         return learners.actor.publish(directory, options.sampling_dtype)
 
-    def write_checkpoint(directory: Path) -> str:
-        learners.save(directory)
-        return content_hash(directory) if output.rank == 0 else ""
+    def publish_policy() -> None:
+        output.publish(POLICIES, step + 1, write_policy)
 
-    output.publish(POLICIES, step + 1, write_policy)
+    def write_both(directory: Path) -> str:
+        finish = learners.begin_save(directory, in_background=run.config.run.async_save)
+        publish_policy()
+        return finish()
+
     if checkpoint_due(run.config, step, output.stage):
-        output.publish(CHECKPOINTS, step + 1, write_checkpoint)
+        output.publish(CHECKPOINTS, step + 1, write_both)
+    else:
+        publish_policy()
     if learners.critic is not None:
         output.notes["critic"] = learners.critic.weights_hash()
     return metrics
@@ -172,11 +191,12 @@ def _fresh(run: Run, options: TrainerOptions) -> Learners:
 def _restore(learners: Learners, run: Run, step: int) -> int:
     """Load the newest undamaged checkpoint; the policy version it stands at (0: none)."""
     for version, path, published in run.checkpoints(step):
-        if content_hash(path) == published.hash:
+        fault = learners.find_fault(path, published.hash)
+        if not fault:
             learners.restore(path)
             return version
         _check_in_step(learners, run, version, path)
-        print(f"{path}: damaged; going back to the checkpoint before it", file=sys.stderr)
+        print(f"{path}: damaged: {fault}; going back to the one before it", file=sys.stderr)
     return 0
 
 
@@ -185,7 +205,7 @@ def _check_in_step(learners: Learners, run: Run, version: int, path: Path) -> No
 
     Each part is whole, but they do not stand where the updates before `version` left them.
     """
-    found = {name: steps_done(path / name) for name in learners.parts}
+    found = {name: checkpoint.steps_done(path / name) for name in learners.parts}
     expected = steps_behind(run, version)
     if None in found.values() or all(found[name] == expected[name] for name in found):
         return

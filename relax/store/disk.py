@@ -110,7 +110,9 @@ def free_gib(path: Path) -> float:
 
 
 def explained(error: BaseException, path: Path) -> BaseException:
-    """A full disk as one line for the user; any other error as it is."""
+    """A full disk as one line for the user; any other error, also one so explained, as it is."""
+    if isinstance(error, ArtifactError):
+        return error
     full = _full(error) if isinstance(error, OSError) else _refusal(path)
     if full is None:
         return error

@@ -56,10 +56,14 @@ class Lease:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Give the lease back: its number stays, with nobody's name in it."""
+        """Give the lease back: its number stays, with nobody's name in it.
+
+        A full disk lets a file be emptied; a lease that cannot be given back ends as its flow does.
+        """
         self._stop.set()
-        if self._holder() == self.me:
-            self._written(None).rename(self.path)
+        with contextlib.suppress(OSError):
+            if self._holder() == self.me:
+                os.truncate(self.path, 0)
 
     def check(self) -> None:
         """Raise ConfigError when another flow has taken the run over."""
@@ -111,7 +115,8 @@ class Lease:
         Over NFS a link may work and yet be refused (its answer was lost, and it was asked again):
         the count of names tells.
         """
-        scratch = self._written(self.me)
+        scratch = self.directory / f".{self.me['host']}-{self.me['pid']}"
+        disk.write_bytes(scratch, json.dumps(self.me).encode())
         try:
             os.link(scratch, self.path)
         except FileExistsError:
@@ -119,11 +124,6 @@ class Lease:
         finally:
             scratch.unlink()
         return True
-
-    def _written(self, holder: dict | None) -> Path:
-        scratch = self.directory / f".{self.me['host']}-{self.me['pid']}"
-        disk.write_bytes(scratch, json.dumps(holder).encode())
-        return scratch
 
     def _alive(self, holder: dict, path: Path) -> bool:
         if holder["host"] == self.me["host"]:

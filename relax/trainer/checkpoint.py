@@ -1,16 +1,15 @@
 """The trainer's state on disk: torch.distributed.checkpoint, checked, resharded on load.
 
-A checkpoint is a directory that appears by a rename when every rank has written and hashed its
-part: DCP's files and files.json with their sizes and sha256.
+A checkpoint is a directory with DCP's files and, written last, files.json with their sizes and
+sha256.
 """
 
 import hashlib
 import json
-import shutil
-import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,7 +22,7 @@ from torch.distributed.checkpoint.state_dict_saver import async_save as dcp_asyn
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from relax.errors import ArtifactError
-from relax.trainer.ranks import gather
+from relax.trainer.ranks import from_first, gather
 
 FILES = "files.json"
 
@@ -51,42 +50,30 @@ class State:
         }
 
 
-class PendingSave:
-    """A checkpoint being written; every rank calls wait(), which makes it visible."""
+def begin_save(state: State, directory: Path, *, in_background: bool = False) -> Callable[[], str]:
+    """Write into an empty directory; what it returns finishes that, and gives the content hash.
 
-    def __init__(self, future: Future, staging: Path, directory: Path) -> None:
-        self._future = future
-        self._staging = staging
-        self._directory = directory
-
-    def wait(self) -> None:
-        """Block until the files are whole, then rename them into place."""
-        self._future.result()
-        _seal(self._staging, self._directory)
-
-
-def save(state: State, directory: Path) -> None:
-    """Write a checkpoint and return when it is in place."""
-    staging = _open_staging(directory)
-    dcp_save(state.tensors(), checkpoint_id=staging)
-    _seal(staging, directory)
-
-
-def save_async(state: State, directory: Path) -> PendingSave:
-    """Copy the state to host memory, return, and write in a thread."""
-    staging = _open_staging(directory)
-    # A group of its own: the thread's collectives must not meet those of the next step.
+    In the background a thread writes a copy of the state, made before this returns. Every rank
+    calls both.
+    """
+    if not in_background:
+        dcp_save(state.tensors(), checkpoint_id=directory)
+        return partial(_seal, directory)
+    # A group of its own: the thread's collectives must not meet those of the caller.
     group = cast(dist.ProcessGroup, dist.new_group(backend="gloo"))
-    future = dcp_async_save(state.tensors(), checkpoint_id=staging, process_group=group)
-    assert isinstance(future, Future)
-    return PendingSave(future, staging, directory)
+    writing = dcp_async_save(state.tensors(), checkpoint_id=directory, process_group=group)
+    assert isinstance(writing, Future)
+
+    def finish() -> str:
+        writing.result()
+        dist.destroy_process_group(group)
+        return _seal(directory)
+
+    return finish
 
 
 def restore(state: State, directory: Path) -> tuple[int, int]:
-    """Fill the live tensors; returns step and skips in a row. Damage is an ArtifactError."""
-    fault = find_fault(directory)
-    if fault:
-        raise ArtifactError(f"checkpoint {directory}: {fault}; restore an older one")
+    """Fill the live tensors; returns step and skips in a row. `find_fault` tells damage before."""
     tensors = state.tensors()
     _refuse_foreign(tensors, directory)
     dcp_load(tensors, checkpoint_id=directory)
@@ -103,40 +90,14 @@ def steps_done(directory: Path) -> int | None:
     return int(progress[0])
 
 
-def newest_whole(root: Path) -> Path:
-    """The newest checkpoint (by name) below root that is undamaged; the others are warned of."""
-    found = list_checkpoints(root)
-    for directory in reversed(found):
-        fault = find_fault(directory)
-        if not fault:
-            return directory
-        message = f"checkpoint {directory}: {fault}; falling back to the one before"
-        warnings.warn(message, RuntimeWarning, stacklevel=2)
-    raise ArtifactError(f"checkpoints {root}: none of {len(found)} is whole; start from a policy")
-
-
-def list_checkpoints(root: Path) -> list[Path]:
-    """Checkpoints below root, oldest first: directories with a numeric name."""
-    if not root.is_dir():
-        return []
-    return sorted((path for path in root.iterdir() if path.name.isdigit()), key=_number)
-
-
-def prune(root: Path, keep: int) -> list[Path]:
-    """Delete all but the newest `keep` checkpoints; returns what went. One rank calls it."""
-    if keep < 1:
-        raise ValueError(f"checkpoints {root}: keep = {keep}; at least 1")
-    gone = list_checkpoints(root)[:-keep]
-    for directory in gone:
-        # Out of sight first: a reader must not meet a half-deleted checkpoint.
-        hidden = directory.with_name(f".deleted-{directory.name}")
-        directory.rename(hidden)
-        shutil.rmtree(hidden)
-    return gone
-
-
 def find_fault(directory: Path) -> str:
     """What is wrong with a checkpoint's files, or "". The ranks share the reading."""
+    mine = fault_of_share(directory, dist.get_rank(), dist.get_world_size())
+    return next((fault for fault in gather(mine) if fault), "")
+
+
+def fault_of_share(directory: Path, rank: int, num_ranks: int) -> str:
+    """What is wrong with a rank's share of a checkpoint's files, or ""."""
     listing = directory / FILES
     if not listing.is_file():
         return f"{FILES} is missing"
@@ -144,18 +105,35 @@ def find_fault(directory: Path) -> str:
         files = json.loads(listing.read_text())
     except ValueError:
         return f"{FILES} is damaged"
-    fault = ""
-    for number, (name, (size, digest)) in enumerate(sorted(files.items())):
-        if number % dist.get_world_size() != dist.get_rank() or fault:
-            continue
+    for name, (size, digest) in sorted(files.items())[rank::num_ranks]:
         file = directory / name
         if not file.is_file():
-            fault = f"{name} is missing"
-        elif file.stat().st_size != size:
-            fault = f"{name} has {file.stat().st_size} bytes, {size} were written"
-        elif _sha256(file) != digest:
-            fault = f"{name} has other content than was written"
-    return next((one for one in gather(fault) if one), "")
+            return f"{name} is missing"
+        if file.stat().st_size != size:
+            return f"{name} has {file.stat().st_size} bytes, {size} were written"
+        if _sha256(file) != digest:
+            return f"{name} has other content than was written"
+    return ""
+
+
+def content_hash(directory: Path) -> str:
+    """What a save returned: the hash of the list of files, which holds a hash of each."""
+    listing = directory / FILES
+    return _sha256(listing) if listing.is_file() else ""
+
+
+def combined_hash(parts: Mapping[str, str]) -> str:
+    """The hash of a directory of checkpoints, from name -> content_hash of each."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def checked_hash(directory: Path) -> str:
+    """combined_hash of what lies in a directory of checkpoints; damage is an ArtifactError."""
+    parts = {path.name: content_hash(path) for path in directory.iterdir() if path.is_dir()}
+    for name in sorted(parts):
+        if fault := fault_of_share(directory / name, 0, 1):
+            raise ArtifactError(f"{name}/{fault}")
+    return combined_hash(parts)
 
 
 def _refuse_foreign(tensors: dict[str, Any], directory: Path) -> None:
@@ -176,37 +154,20 @@ def _refuse_foreign(tensors: dict[str, Any], directory: Path) -> None:
             )
 
 
-def _open_staging(directory: Path) -> Path:
-    """An empty directory beside the final one; what a dead attempt left there goes."""
-    staging = directory.with_name(f".writing-{directory.name}")
+def _seal(directory: Path) -> str:
+    """Hash this rank's share of the files and list those of all ranks."""
+    dist.barrier()
+    # Rank 0 wrote here last: over NFS the others may list what was there before.
+    names = from_first(sorted(path.name for path in directory.iterdir()))
+    share = [directory / name for name in names[dist.get_rank() :: dist.get_world_size()]]
+    parts = gather({file.name: (file.stat().st_size, _sha256(file)) for file in share})
     if dist.get_rank() == 0:
-        if directory.exists() and any(directory.iterdir()):
-            raise ArtifactError(f"checkpoint {directory}: exists; write to a new name")
-        shutil.rmtree(staging, ignore_errors=True)
-        staging.mkdir(parents=True)
+        listed = {name: entry for part in parts for name, entry in part.items()}
+        (directory / FILES).write_text(json.dumps(listed, indent=1, sort_keys=True))
     dist.barrier()
-    return staging
-
-
-def _seal(staging: Path, directory: Path) -> None:
-    """Hash this rank's files, list all of them, rename."""
-    dist.barrier()
-    mine = {}
-    files = sorted(path for path in staging.iterdir() if path.is_file())
-    for number, file in enumerate(files):
-        if number % dist.get_world_size() == dist.get_rank():
-            mine[file.name] = (file.stat().st_size, _sha256(file))
-    listed = {name: entry for part in gather(mine) for name, entry in part.items()}
-    if dist.get_rank() == 0:
-        (staging / FILES).write_text(json.dumps(listed, indent=1, sort_keys=True))
-        staging.rename(directory)
-    dist.barrier()
+    return content_hash(directory)
 
 
 def _sha256(file: Path) -> str:
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def _number(path: Path) -> int:
-    return int(path.name)

@@ -6,7 +6,7 @@ Shapes: B responses, T response positions (right-padded), N response tokens of a
 import math
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -98,13 +98,12 @@ class Learner:
             self._skip(metrics, suspects, sequences, inspect_dir)
         return metrics
 
-    def save(self, directory: Path) -> None:
-        """Write model, optimizer and step; the directory appears when it is whole."""
-        checkpoint.save(self._state(), Path(directory))
+    def begin_save(self, directory: Path, *, in_background: bool = False) -> Callable[[], str]:
+        """Write model, optimizer and step into an empty directory, in the background if wanted.
 
-    def save_async(self, directory: Path) -> checkpoint.PendingSave:
-        """Copy the state now and write it meanwhile; wait() on the result before the next save."""
-        return checkpoint.save_async(self._state(), Path(directory))
+        What it returns finishes that, and gives the content hash; training may go on meanwhile.
+        """
+        return checkpoint.begin_save(self._state(), Path(directory), in_background=in_background)
 
     def restore(self, directory: Path) -> None:
         """Continue from a saved directory, whatever number of ranks wrote it."""
@@ -112,19 +111,10 @@ class Learner:
         self.step, self._skips_in_a_row = progress
         self._model.reshard()
 
-    def restore_newest(self, root: Path) -> Path:
-        """Continue from the newest whole checkpoint below root; returns its directory.
-
-        A damaged one is passed over with a warning that names it.
-        """
-        directory = checkpoint.newest_whole(Path(root))
-        self.restore(directory)
-        return directory
-
     def publish(self, directory: Path, dtype: str) -> str:
         """Write the weights in the Hugging Face layout ("float32" or "bfloat16").
 
-        The ranks write in parallel and the directory appears when it is whole. Returns
+        The ranks write in parallel into a directory that is empty or not there. Returns
         policy_hash(directory).
         """
         return publish.write(self._model, Path(directory), dtype)

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from relax.errors import ArtifactError
+from relax.model_dir import INDEX, WEIGHTS
 from relax.trainer.build import DTYPES
 from relax.trainer.heads import LogpHead
 from relax.trainer.model_files import ModelFiles
@@ -24,25 +24,21 @@ FILE_BYTES = 4 * 2**30
 
 
 def write(model: ShardedModel, directory: Path, dtype: str) -> str:
-    """Write the model's weights, config.json and companions; returns policy_hash(directory)."""
-    staging = directory.with_name(f".writing-{directory.name}")
-    if dist.get_rank() == 0:
-        if directory.exists() and any(directory.iterdir()):
-            raise ArtifactError(f"policy {directory}: exists; publish to a new name")
-        shutil.rmtree(staging, ignore_errors=True)
-        staging.mkdir(parents=True)
-    dist.barrier()
+    """Write the model's weights, config.json and companions; returns policy_hash(directory).
+
+    The directory is empty or not there; it is whole when this returns.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
     file_of = assign_files(model, DTYPES[dtype])
     mine: dict[str, dict[str, Tensor]] = {}
     for name, tensor in _owned_tensors(model, DTYPES[dtype], file_of):
         mine.setdefault(file_of[name], {})[name] = tensor
     lines = [_line(name, tensor) for part in mine.values() for name, tensor in part.items()]
     for file, tensors in mine.items():
-        save_file(tensors, staging / file, metadata={"format": "pt"})
+        save_file(tensors, directory / file, metadata={"format": "pt"})
     digest = _combine(gather(lines))
     if dist.get_rank() == 0:
-        _write_companions(model, staging, dtype, file_of)
-        staging.rename(directory)
+        _write_companions(model, directory, dtype, file_of)
     dist.barrier()
     return digest
 
@@ -90,7 +86,7 @@ def assign_files(model: ShardedModel, dtype: torch.dtype) -> dict[str, str]:
     if num_files > 1:
         num_files = -(-num_files // dist.get_world_size()) * dist.get_world_size()
     if num_files == 1:
-        return dict.fromkeys(sorted(sizes), "model.safetensors")
+        return dict.fromkeys(sorted(sizes), WEIGHTS)
     places, done = {}, 0
     for name in sorted(sizes):
         places[name] = min(num_files - 1, done * num_files // total)
@@ -140,15 +136,15 @@ def _combine(lines: list[list[str]]) -> str:
 
 
 def _write_companions(
-    model: ShardedModel, staging: Path, dtype: str, file_of: dict[str, str]
+    model: ShardedModel, directory: Path, dtype: str, file_of: dict[str, str]
 ) -> None:
     for file in ModelFiles(model.model_dir).companions():
-        shutil.copyfile(file, staging / file.name)
+        shutil.copyfile(file, directory / file.name)
     described = {**model.described, "dtype": dtype}
-    (staging / "config.json").write_text(json.dumps(described, indent=2, sort_keys=True) + "\n")
+    (directory / "config.json").write_text(json.dumps(described, indent=2, sort_keys=True) + "\n")
     if len(set(file_of.values())) > 1:
         itemsize = DTYPES[dtype].itemsize
         total = itemsize * sum(weight.numel() for weight in model.weights.values())
         index = {"metadata": {"total_size": total}, "weight_map": file_of}
         text = json.dumps(index, indent=2, sort_keys=True) + "\n"
-        (staging / "model.safetensors.index.json").write_text(text)
+        (directory / INDEX).write_text(text)

@@ -30,11 +30,11 @@ import relax.stages.update  # noqa: F401
 from flows import train  # noqa: F401
 from relax.cli import main
 from relax.engines.embedded import TransformersEngine
-from relax.errors import ArtifactError
 from relax.stages.training import trainer_options
 from relax.store import Run, disk
 from relax.store.arrow import content_hash
 from relax.trainer.actor import Actor, policy_hash
+from relax.trainer.checkpoint import find_fault
 
 OPERATIONS = (
     "write_file",
@@ -175,10 +175,9 @@ def _state(run: Run, checkpoint: Path) -> str:
     options = trainer_options(run.config, temperature=1.0)
     model = Path(run.config.model.hf_checkpoint)
     actor = Actor.load(model, options, num_schedule_steps=run.schedule_steps)
-    try:
-        actor.restore(checkpoint / "actor")
-    except ArtifactError as error:
-        return str(error)
+    if fault := find_fault(checkpoint / "actor"):
+        return fault
+    actor.restore(checkpoint / "actor")
     digest = hashlib.sha256()
     _feed(digest, actor._state().tensors())
     digest.update(str(actor.step).encode())

@@ -1,3 +1,4 @@
+import hashlib
 import json
 import shutil
 
@@ -12,7 +13,7 @@ def publish(run, step):
     import torch
     from safetensors.torch import save_file
 
-    from relax.data.rows import content_hash
+    from relax.trainer.checkpoint import FILES, checked_hash
     from relax.trainer.publish import policy_hash
 
     def policy(directory):
@@ -21,8 +22,11 @@ def publish(run, step):
         return policy_hash(directory)
 
     def checkpoint(directory):
-        (directory / "state").write_text("state")
-        return content_hash(directory)
+        (directory / "actor").mkdir()
+        (directory / "actor/state").write_text("state")
+        listed = {"state": (5, hashlib.sha256(b"state").hexdigest())}
+        (directory / "actor" / FILES).write_text(json.dumps(listed))
+        return checked_hash(directory)
 
     output = Output(run.root, step, "update", attempt="a", key_parts={"stage": "update"})
     output.publish("policies", step + 1, policy)
@@ -58,12 +62,14 @@ def test_a_flipped_byte_is_found_and_named(own_run, capsys):
 @pytest.mark.parametrize("kind", ["policies", "checkpoints"])
 def test_a_changed_policy_or_checkpoint(own_run, capsys, kind):
     publish(own_run, 2)
-    file = {"policies": "model.safetensors", "checkpoints": "state"}[kind]
-    (path,) = (own_run.root / kind).glob(f"000003*/{file}")
+    file = {"policies": "model.safetensors", "checkpoints": "actor/state"}[kind]
+    (published,) = (own_run.root / kind).glob("000003*")
+    path = published / file
     path.write_bytes(path.read_bytes()[:-1] + b"\xff")
     code, lines = verdict(own_run, capsys)
     assert code == 1
-    assert lines[0].startswith(f"{path.parent}: content is ")
+    said = {"policies": "content is ", "checkpoints": "actor/state has other content than was"}
+    assert lines[0].startswith(f"{published}: {said[kind]}")
 
 
 def test_an_edited_manifest_a_truncated_table_and_a_stray_directory(own_run, capsys):

@@ -189,7 +189,8 @@ def test_a_damaged_part_is_passed_over(copies, capsys):
     damaged = max((path / "critic").iterdir(), key=lambda file: file.stat().st_size)
     damaged.write_bytes(damaged.read_bytes()[:-1])
     do(run, 4, ["rollout", "reward", "score"])  # redoes updates 2 and 3 from the checkpoint at 2
-    assert "damaged; going back" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert f"damaged: critic/{damaged.name} has " in told and "; going back" in told
     do(straight, 4, ["rollout", "reward", "score"])
     assert run.committed(4, "score").content == straight.committed(4, "score").content
 

@@ -41,7 +41,7 @@ def test_a_lease_is_held_and_given_back(tmp_path):
         assert names(tmp_path / "run/lease") == ["000001.json"]
         assert json.loads(lease.path.read_text()) == identity()
         lease.check()
-    assert lease.path.read_text() == "null"
+    assert lease.path.read_text() == ""
 
 
 def test_a_living_holder_is_named(tmp_path, other_process):
@@ -164,7 +164,7 @@ def test_numbers_only_grow(tmp_path):
         with Lease(tmp_path) as lease:
             assert lease.number == number
         assert names(tmp_path / "lease") == [f"{number:06d}.json"]
-        assert lease.path.read_text() == "null"
+        assert lease.path.read_text() == ""
 
 
 def test_a_link_that_worked_and_was_refused_counts(tmp_path, monkeypatch):

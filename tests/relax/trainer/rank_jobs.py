@@ -72,10 +72,10 @@ def three_steps(directory: Path, model: Path, change: dict) -> dict:
     values = [row.tolist() for row in critic.values(sequences)]
     digest = actor.publish(directory / "policy", "float32")
     critic.publish(directory / "critic", "float32")
-    actor.save(directory / "000003")
-    pending = actor.save_async(directory / "000004")
+    actor.begin_save(directory / "000003")()
+    finish = actor.begin_save(directory / "000004", in_background=True)
     assert actor.weights_hash("float32") == digest
-    pending.wait()
+    finish()
     return {"rows": rows, "logp": logp, "values": values, "hash": digest}
 
 
@@ -100,7 +100,7 @@ def steps(directory: Path, model: Path, first: int, last: int, saved: Path | Non
     for step in range(first, last):
         sequences = make_sequences(12, seed=step)
         rows.append(actor.train_step(sequences, policy_gradient(sequences)))
-    actor.save(directory / f"{last:06d}")
+    actor.begin_save(directory / f"{last:06d}")()
     return {"rows": rows, "hash": actor.weights_hash()}
 
 

@@ -114,7 +114,7 @@ def test_restored_in_place_continues_to_the_bit(untied_dir, tmp_path):
     first = Actor.load(untied_dir, options, num_schedule_steps=6)
     for step in range(3):
         first.train_step(steps_data(step), policy_gradient(steps_data(step)))
-    first.save(tmp_path / "saved")
+    first.begin_save(tmp_path / "saved")()
     second = Actor.load(untied_dir, options, num_schedule_steps=6)
     second.restore(tmp_path / "saved")
     assert second.step == 3

@@ -51,7 +51,7 @@ def test_steps_save_restore_and_publish(tied_dir, tmp_path, dtype, offload):
     rows = []
     for step in range(4):
         if step == 2:
-            actor.save(tmp_path / "2")
+            actor.begin_save(tmp_path / "2")()
         sequences = make_sequences(12, seed=step)
         rows.append(actor.train_step(sequences, policy_gradient(sequences)))
     second = Actor.load(tied_dir, options, num_schedule_steps=6)

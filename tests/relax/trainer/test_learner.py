@@ -66,7 +66,7 @@ def test_compiled_blocks_do_not_depend_on_the_buckets_seen_before(tied_dir, tmp_
     options = {"compiled": "blocks", "max_tokens_per_gpu": 10_000}
     straight = load(tied_dir, **options)
     steps(straight, range(1, 10))
-    straight.save(tmp_path / "9")
+    straight.begin_save(tmp_path / "9")()
     torch._dynamo.reset()
     restored = load(tied_dir, **options)
     restored.restore(tmp_path / "9")
@@ -94,7 +94,7 @@ def test_frozen_parameters_stay_through_a_checkpoint(untied_dir, tmp_path):
     before = actor._model.weights["model.embed_tokens.weight"].full_tensor().clone()
     step(actor)
     assert torch.equal(actor._model.weights["model.embed_tokens.weight"].full_tensor(), before)
-    actor.save(tmp_path / "1")
+    actor.begin_save(tmp_path / "1")()
     with pytest.raises(ArtifactError, match=r"embed_tokens\.weight was not trained there"):
         load(untied_dir).restore(tmp_path / "1")
 
@@ -156,7 +156,7 @@ def test_scoring_between_restores_sees_the_restored_weights(tied_dir, tmp_path):
     actor = load(tied_dir)
     sequences = make_sequences(6)
     first = actor.logp(sequences, 1.0)
-    actor.save(tmp_path / "0")
+    actor.begin_save(tmp_path / "0")()
     step(actor)
     second = actor.logp(sequences, 1.0)
     actor.restore(tmp_path / "0")
@@ -208,19 +208,25 @@ def test_published_files_are_split_indexed_and_hashed_alike(untied_dir, tmp_path
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "split")
     assert torch.equal(model.lm_head.weight, actor._model.weights["lm_head.weight"].full_tensor())
     assert actor.logp(sequences, 1.0)[0].tolist() == again.logp(sequences, 1.0)[0].tolist()
-    with pytest.raises(ArtifactError, match="exists; publish to a new name"):
-        actor.publish(tmp_path / "whole", "float32")
 
 
-@pytest.mark.parametrize("damage", ["cut", "flip", "remove", "unlisted"])
-def test_a_damaged_newest_checkpoint_falls_back_with_a_warning(tied_dir, tmp_path, damage):
+DAMAGE = {
+    "cut": "__0_0.distcp has {} bytes, {} were written",
+    "flip": "__0_0.distcp has other content than was written",
+    "remove": "__0_0.distcp is missing",
+    "unlisted": "files.json is missing",
+    "torn list": "files.json is damaged",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damage_of_a_checkpoint_is_named(tied_dir, tmp_path, damage):
     actor = load(tied_dir)
-    hashes = {}
-    for number in (1, 2):
-        step(actor, seed=number)
-        actor.save(tmp_path / f"{number:06d}")
-        hashes[number] = actor.weights_hash()
-    file = tmp_path / "000002" / "__0_0.distcp"
+    step(actor)
+    saved = actor.begin_save(tmp_path / "1")()
+    assert checkpoint.find_fault(tmp_path / "1") == ""
+    assert checkpoint.content_hash(tmp_path / "1") == saved
+    file, listing = tmp_path / "1/__0_0.distcp", tmp_path / "1/files.json"
     data = bytearray(file.read_bytes())
     if damage == "cut":
         file.write_bytes(data[:-10])
@@ -230,38 +236,37 @@ def test_a_damaged_newest_checkpoint_falls_back_with_a_warning(tied_dir, tmp_pat
     if damage == "remove":
         file.unlink()
     if damage == "unlisted":
-        (tmp_path / "000002" / "files.json").unlink()
-    restored = load(tied_dir)
-    with pytest.warns(RuntimeWarning, match=r"000002: .* falling back to the one before"):
-        assert restored.restore_newest(tmp_path) == tmp_path / "000001"
-    assert restored.weights_hash() == hashes[1]
-    with pytest.raises(ArtifactError, match=r"000002: .*; restore an older one"):
-        restored.restore(tmp_path / "000002")
+        listing.unlink()
+    if damage == "torn list":
+        listing.write_text(listing.read_text()[:-1])
+    said = DAMAGE[damage].format(len(data) - 10, len(data))
+    assert checkpoint.find_fault(tmp_path / "1") == said
+    assert checkpoint.steps_done(tmp_path / "1") is None
 
 
-def test_an_async_save_holds_the_state_of_its_call(tied_dir, tmp_path):
+def test_each_rank_checks_its_share(tied_dir, tmp_path):
+    load(tied_dir).begin_save(tmp_path / "1")()
+    for file in (".metadata", "__0_0.distcp"):
+        (tmp_path / "1" / file).write_bytes(b"")
+    first, second = (checkpoint.fault_of_share(tmp_path / "1", rank, 2) for rank in range(2))
+    assert first.startswith(".metadata has 0 bytes")
+    assert second.startswith("__0_0.distcp has 0 bytes")
+
+
+def test_a_save_in_the_background_holds_the_state_of_its_call(tied_dir, tmp_path):
     actor = load(tied_dir)
     step(actor)
     digest = actor.weights_hash()
-    pending = actor.save_async(tmp_path / "1")
+    finish = actor.begin_save(tmp_path / "1", in_background=True)
     step(actor)
-    assert not (tmp_path / "1").exists()
-    pending.wait()
+    finish()
     restored = load(tied_dir)
     restored.restore(tmp_path / "1")
     assert restored.weights_hash() == digest != actor.weights_hash()
 
 
-def test_retention_keeps_the_newest(tmp_path):
-    for name in ("000009", "000010", "000100", ".writing-000101", "notes"):
-        (tmp_path / name).mkdir()
-    assert checkpoint.prune(tmp_path, 2) == [tmp_path / "000009"]
-    kept = sorted(path.name for path in tmp_path.iterdir())
-    assert kept == [".writing-000101", "000010", "000100", "notes"]
-
-
 def test_a_checkpoint_of_another_model_is_named(tied_dir, untied_dir, tmp_path):
-    load(tied_dir).save(tmp_path / "1")
+    load(tied_dir).begin_save(tmp_path / "1")()
     with pytest.raises(ArtifactError, match=r"lm_head\.weight = nothing; the model has"):
         load(untied_dir).restore(tmp_path / "1")
 
