@@ -227,7 +227,7 @@ def test_a_full_disk_is_one_line_wherever_it_fills_and_nothing_is_lost(lab, smal
     """From the first record to the last checkpoint: grow the disk until the run is whole."""
     run_dir = small_disk / "run"
     places, done = [], set()
-    for kib in range(8, 4096, 56):
+    for kib in range(8, 4096, 32):
         resize(small_disk, kib)
         ended = lab.train(run_dir)
         assert committed(run_dir) >= done
