@@ -4,8 +4,8 @@ A plan is a pure function of lengths and families, so that every rank computes t
 """
 
 import heapq
-from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -22,7 +22,7 @@ def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
     bins: list[list[int]] = []
     bins_with_room: dict[int, list[int]] = defaultdict(list)
     rooms = 0
-    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+    for index in longest_first(lengths):
         length = lengths[index]
         fitting = rooms >> length
         if fitting:
@@ -39,11 +39,16 @@ def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
     return bins
 
 
+def longest_first(lengths: Sequence[int]) -> list[int]:
+    """Indices by falling length, those of equal length in their order."""
+    return sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
+
+
 def level(lengths: Sequence[int], num_bins: int) -> list[list[int]]:
     """Bins of nearly equal load: longest first, each into the least loaded bin."""
     bins: list[list[int]] = [[] for _ in range(num_bins)]
     loads = [(0, number) for number in range(num_bins)]
-    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+    for index in longest_first(lengths):
         load, number = loads[0]
         bins[number].append(index)
         heapq.heapreplace(loads, (load + lengths[index], number))
@@ -53,20 +58,28 @@ def level(lengths: Sequence[int], num_bins: int) -> list[list[int]]:
 def plan_tokens(lengths: Sequence[int], budget: int, num_ranks: int) -> list[list[list[int]]]:
     """Micro-batches of at most budget tokens, equally many on each rank: [rank][micro-batch][i].
 
-    The count is best-fit-decreasing's, rounded up to a multiple of the ranks. Where levelling
-    the loads keeps the budget, the levelled bins are taken, else the tight ones. A rank may get
-    empty micro-batches: it still takes part in every collective.
+    Bins of level load are taken where as few as possible keep the budget, or as many as
+    best-fit-decreasing needs, else its tight ones; the count is a multiple of the ranks. A rank
+    may get empty micro-batches: it still takes part in every collective.
     """
     if lengths and max(lengths) > budget:
         raise ConfigError(
             f"--max-tokens-per-gpu = {budget}; the longest sequence has {max(lengths)} "
             f"tokens and is never split: raise it to {max(lengths)} or more"
         )
-    tight = best_fit(lengths, budget)
-    num_bins = -(-len(tight) // num_ranks) * num_ranks
-    bins = level(lengths, num_bins)
-    if any(sum(lengths[i] for i in members) > budget for members in bins):
-        bins = tight + [[] for _ in range(num_bins - len(tight))]
+
+    def levelled(num_bins: int) -> list[list[int]] | None:
+        bins = level(lengths, num_bins)
+        overfull = any(sum([lengths[i] for i in members]) > budget for members in bins)
+        return None if overfull else bins
+
+    fewest = _multiple(-(-sum(lengths) // budget), num_ranks)
+    bins = levelled(fewest)
+    if bins is None:
+        tight = best_fit(lengths, budget)
+        num_bins = _multiple(len(tight), num_ranks)
+        tight += [[] for _ in range(num_bins - len(tight))]
+        bins = (num_bins > fewest and levelled(num_bins)) or tight
     return _deal(bins, lengths, num_ranks)
 
 
@@ -83,41 +96,36 @@ def plan_families(
     sequences: the plan is that whose fullest rank computes the fewest tokens, or the first within
     2 % of an even share of the fewest possible.
     """
-    family_of = {i: number for number, family in enumerate(families) for i in family}
     size = max(map(len, families), default=1)
     if size == 1:
         return plan_tokens(lengths, budget, num_ranks)
-    fewest = _computed(range(len(lengths)), lengths, family_of, shared)
+    family_of, own = [0] * len(lengths), list(lengths)
+    for number, family in enumerate(families):
+        for i in family:
+            family_of[i] = number
+            own[i] -= shared[number]
+
+    def computed(members: Sequence[int]) -> int:
+        """Tokens that a micro-batch computes: of each family its shared ones once."""
+        together = {family_of[i] for i in members}
+        return sum([own[i] for i in members]) + sum([shared[number] for number in together])
+
+    fewest = computed(range(len(lengths)))
     plans = []
     while size >= 1:
         units = [family[i : i + size] for family in families for i in range(0, len(family), size)]
-        loads = [sum(lengths[i] for i in unit) for unit in units]
+        loads = [sum([lengths[i] for i in unit]) for unit in units]
         if size == 1 or max(loads) <= budget:
             plan = [
                 [[i for unit in members for i in units[unit]] for members in rank]
                 for rank in plan_tokens(loads, budget, num_ranks)
             ]
-            fullest = max(
-                sum(_computed(members, lengths, family_of, shared) for members in rank)
-                for rank in plan
-            )
+            fullest = max(sum(map(computed, rank)) for rank in plan)
             plans.append((fullest, plan))
             if fullest * num_ranks <= 1.02 * fewest:
                 break
         size = -(-size // 2) if size > 1 else 0
     return min(plans, key=lambda found: found[0])[1]
-
-
-def _computed(
-    members: Sequence[int],
-    lengths: Sequence[int],
-    family_of: Mapping[int, int],
-    shared: Sequence[int],
-) -> int:
-    """Tokens that a micro-batch computes: of each family its shared ones once."""
-    count = Counter(family_of[i] for i in members)
-    again = sum((times - 1) * shared[family] for family, times in count.items())
-    return sum(lengths[i] for i in members) - again
 
 
 def plan_count(
@@ -127,6 +135,11 @@ def plan_count(
     bins = [list(order[i : i + size]) for i in range(0, len(order), size)]
     bins += [[] for _ in range(-len(bins) % num_ranks)]
     return _deal(bins, lengths, num_ranks)
+
+
+def _multiple(count: int, num_ranks: int) -> int:
+    """The next multiple of num_ranks."""
+    return -(-count // num_ranks) * num_ranks
 
 
 def _deal(bins: list[list[int]], lengths: Sequence[int], num_ranks: int) -> list[list[list[int]]]:
