@@ -9,6 +9,7 @@ from typing import Any
 
 from flows.launch import Do, planned
 from relax.config import Config
+from relax.store import Run
 from slurm.submit import script
 from tasks.code import code_dir
 from tasks.placing import dealt, gang, order_of
@@ -16,7 +17,9 @@ from tasks.placing import dealt, gang, order_of
 
 def preview(config: Config, steps: Callable[[Any, Do], None]) -> str:
     """What `steps` would run where; one script for all jobs that differ by their step alone."""
-    run = SimpleNamespace(num_updates=lambda: 0, manifest=lambda step, stage: None)
+    there = (Path(config.run.run_dir) / "run.json").exists()
+    first_step = Run.open(config.run.run_dir).first_step if there else 0
+    run = SimpleNamespace(first_step=first_step, manifest=lambda step, stage: None)
     session = SimpleNamespace(config=config, run=run)
     jobs: dict[tuple[str, ...], list[int]] = {}
     inline: dict[str, int] = {}

@@ -16,7 +16,7 @@ from tasks.session import Session
 
 def steps(session: Session, do: Do) -> None:
     """The whole run; a stage that is committed already returns at once."""
-    for step in range(session.config.run.num_rollout):
+    for step in range(session.run.first_step, session.config.run.num_rollout):
         do(session, step, "sft")
 
 

@@ -19,8 +19,8 @@ from tasks.session import Session
 
 def steps(session: Session, do: Do) -> None:
     """The whole run; a stage that is committed already returns at once."""
-    config = session.config
-    for step in range(config.run.num_rollout):
+    config, run = session.config, session.run
+    for step in range(run.first_step, config.run.num_rollout):
         if evaluation_due(config, step):
             do(session, step, "evaluate")
         for number in sampling_rounds(session, step):

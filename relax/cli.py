@@ -22,6 +22,7 @@ COMMANDS = {
     "sql": "ask one or several runs anything",
     "verify": "is a run on disk what its manifests say?",
     "export": "copy a published policy out of a run",
+    "fork": "a new run from a step of another, to go on with other settings",
 }
 
 USAGE = """usage: relax COMMAND ...
@@ -43,6 +44,7 @@ BUILT_IN = {
     "show": "relax.analytics.show:show",
     "verify": "relax.analytics.verify:verify",
     "export": "relax.analytics.verify:export",
+    "fork": "relax.analytics.fork:fork",
     "check": "relax.doctor.cli:check",
 }
 

@@ -64,11 +64,13 @@ def done(run: Run, step: int, name: str) -> Manifest | None:
     manifest = run.manifest(step, name)
     if manifest is None:
         return None
+    if step < run.first_step:
+        return manifest
     parts = key_parts(run, step, row_of(run, step, name))
     if manifest.key != digest(parts):
         changes = "; ".join(differences(manifest.key_parts, parts)) or "its code or schema"
         raise ArtifactError(
             f"{run.root}/steps/{step:06d}/{name}: made from something else than it would be now: "
-            f"{changes}; put that back, or start another --run-dir"
+            f"{changes}; put that back, or start another --run-dir (`relax fork` makes one)"
         )
     return manifest

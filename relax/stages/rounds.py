@@ -68,13 +68,16 @@ def prompts_per_round(config: Config) -> int:
 
 def first_draw(run: Run, step: int, number: int) -> int:
     """Place in the prompt stream where a round begins (round 0: a step without rounds)."""
-    if number == 0:
-        return step * run.config.rollout.rollout_batch_size
     if number > 1:
         return _end(run, step, number - 1)
-    return _end(run, step - 1, num_rounds(run, step - 1)) if step > 0 else 0
+    if number == 1 or step == run.first_step:
+        return _end(run, step - 1, num_rounds(run, step - 1)) if step > 0 else 0
+    # A fork may draw more or fewer prompts a step than the run that it came from.
+    start = first_draw(run, run.first_step, 0)
+    return start + (step - run.first_step) * run.config.rollout.rollout_batch_size
 
 
 def _end(run: Run, step: int, number: int) -> int:
-    prompts = rows(run.table(step, f"rollout.{number}", "prompts"))
-    return int(prompts.cursor[-1]) + 1
+    """Place behind the last prompt of a step's round, of a step without rounds where it is 0."""
+    stage = f"rollout.{number}" if number else "rollout"
+    return int(rows(run.table(step, stage, "prompts")).cursor[-1]) + 1

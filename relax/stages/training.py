@@ -168,7 +168,13 @@ def learners_before(
     if warm.learners is None or warm.learners_at != wanted:
         warm.learners, warm.learners_at = None, ""
         learners = _fresh(run, options)
-        for redone in range(_restore(learners, run, step), step):
+        restored = _restore(learners, run, step)
+        if restored < run.first_step:
+            raise ArtifactError(
+                f"{run.root}: no whole checkpoint of policy {run.first_step}, where it was forked; "
+                "fork it again"
+            )
+        for redone in range(restored, step):
             train(learners, redone)
             _check_redo(learners, run, redone + 1)
         warm.learners, warm.learners_at = learners, wanted

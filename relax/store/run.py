@@ -35,6 +35,8 @@ class Run:
     config: Config
     sources: dict[str, str]
     schedule_steps: int
+    first_step: int = 0
+    """The steps before it are another run's (`relax fork`): they stand as they are."""
     _manifests: dict[tuple[int, str], Manifest] = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -48,7 +50,8 @@ class Run:
         newest = _read_json(accepted[-1])
         try:
             config = Config.model_validate_json(json.dumps(newest["config"]))
-            return cls(root, config, dict(newest["sources"]), int(record["schedule_steps"]))
+            sources, length = dict(newest["sources"]), int(record["schedule_steps"])
+            return cls(root, config, sources, length, record.get("fork", {}).get("at_step", 0))
         except (ValidationError, KeyError, TypeError) as error:
             what = " ".join(str(error).split())
             raise ArtifactError(
@@ -74,7 +77,7 @@ class Run:
             _refuse_other_run(run, config, sources, made)
             sources = run.sources | sources
         if made.stages.isdisjoint(UPDATES) and about["schedule_steps"] != run.schedule_steps:
-            _write_json(root / "run.json", about)
+            _write_json(root / "run.json", about | _origin(root))
         if (config, sources) != (run.config, run.sources):
             _accept(root, config, sources, about)
         run = cls.open(root)
@@ -249,8 +252,9 @@ def _made_from(run: Run) -> MadeFrom:
     """By the keys of one manifest a kind of stage: those of a kind depend on the same."""
     found: dict[str, Manifest] = {}
     for folder in sorted(run.root.glob("steps/[0-9]*/[a-z]*")):
-        if folder.name not in found:
-            manifest = run.manifest(int(folder.parent.name), folder.name)
+        step = int(folder.parent.name)
+        if step >= run.first_step and folder.name not in found:
+            manifest = run.manifest(step, folder.name)
             if manifest is not None:
                 found[folder.name] = manifest
     parts = [manifest.key_parts for manifest in found.values()]
@@ -279,7 +283,8 @@ def _refuse_other_run(run: Run, config: Config, sources: dict[str, str], made: M
     if lines:
         raise ConfigError(
             f"{run.root}: a run with other settings: {'; '.join(lines)}; "
-            "give another --run-dir, or the settings it was made with"
+            "give the settings it was made with, or another --run-dir "
+            f"(`relax fork {run.root} NEW --at-step N` makes one that has the steps before N)"
         )
 
 
@@ -298,6 +303,12 @@ def _keyed(config: Config) -> dict[str, dict[str, Any]]:
 def _is_keyed(line: str, sections: set[str], config: Config) -> bool:
     section, name = line.split(":", maxsplit=1)[0].split(".")
     return section in sections and name in getattr(config, section).keyed()
+
+
+def _origin(root: Path) -> dict[str, Any]:
+    """What run.json says of the run that this one was forked from."""
+    record = _read_json(root / "run.json")
+    return {"fork": record["fork"]} if "fork" in record else {}
 
 
 def _read_json(path: Path) -> dict[str, Any]:

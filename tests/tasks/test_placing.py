@@ -1,6 +1,7 @@
 """Which stages share a job, and what a stage's job asks for."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -91,7 +92,7 @@ def test_of_dynamic_sampling_the_rounds_are_arrays():
 def test_plan_is_what_the_flows_own_loop_asks_for():
     class Session:
         config = load_config(None, {"num_rollout": 2, "eval_prompt_data": "x", "eval_interval": 1})
-        run = None  # without dynamic sampling nothing is asked of it
+        run = SimpleNamespace(first_step=0)  # without dynamic sampling no more is asked of it
 
     step = ["evaluate", "rollout", "reward", "advantage", "update"]
     assert planned(train_steps, Session()) == {0: step, 1: step, 2: ["evaluate"]}

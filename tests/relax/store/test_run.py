@@ -53,7 +53,7 @@ def test_a_setting_that_changes_no_artifact_is_accepted_and_recorded(tmp_path):
 
 def test_another_lr_is_refused_by_name(tmp_path):
     begun(tmp_path, lr=1e-4)
-    said = "a run with other settings: update.lr: 0.0001 -> 0.001; give another --run-dir"
+    said = "a run with other settings: update.lr: 0.0001 -> 0.001; give the settings"
     with pytest.raises(ConfigError, match=said):
         start(tmp_path, lr=1e-3)
     assert names(tmp_path / "config") == ["0001.json"]
