@@ -23,6 +23,7 @@ COMMANDS = {
     "verify": "is a run on disk what its manifests say?",
     "export": "copy a published policy out of a run",
     "fork": "a new run from a step of another, to go on with other settings",
+    "replay": "compute a step again; is it what was committed, to the bit?",
 }
 
 USAGE = """usage: relax COMMAND ...
@@ -45,6 +46,7 @@ BUILT_IN = {
     "verify": "relax.analytics.verify:verify",
     "export": "relax.analytics.verify:export",
     "fork": "relax.analytics.fork:fork",
+    "replay": "relax.analytics.replay:replay",
     "check": "relax.doctor.cli:check",
 }
 

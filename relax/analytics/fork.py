@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from relax.errors import ConfigError
 from relax.flags import command_parser
@@ -32,9 +34,8 @@ def fork(argv: Sequence[str]) -> int:
     _check(run, step, new)
     scratch = new.with_name(f".{new.name}.part")
     disk.remove_tree(scratch)
-    for folder in _history(run, step):
-        _link_tree(folder, scratch / folder.relative_to(run.root))
-    _write_records(run, step, new, scratch)
+    link_history(run, step, scratch)
+    write_records(run, scratch, run_dir=new, fork={"run": str(run.root), "at_step": step})
     disk.sync_tree(scratch)
     disk.rename(scratch, new)
     disk.fsync_dir(new.parent)
@@ -58,20 +59,24 @@ def _check(run: Run, step: int, new: Path) -> None:
         )
 
 
+def link_history(run: Run, step: int, target: Path) -> None:
+    """Give `target` all that a run needs to go on with `step`.
+
+    Committed files are never written again, so both runs may hold the same ones.
+    """
+    for folder in _history(run, step):
+        copy = target / folder.relative_to(run.root)
+        shutil.copytree(folder, copy, copy_function=_link)
+
+
 def _history(run: Run, step: int) -> Iterator[Path]:
-    """The directories that a run needs to go on with `step`: stages, policies, checkpoint."""
+    """The directories: stages before the step, policies, the newest checkpoint."""
     for folder in sorted((run.root / "steps").glob("[0-9]*/[a-z]*")):
         if int(folder.parent.name) < step and run.manifest(int(folder.parent.name), folder.name):
             yield folder
     for version in sorted({step, run.config.reference_version(step)} - {0}):
         yield run.policy_dir(version)
-    (checkpoint,) = (path for version, path, _ in run.checkpoints(step) if version == step)
-    yield checkpoint
-
-
-def _link_tree(source: Path, target: Path) -> None:
-    """Committed files are never written again, so both runs may hold the same ones."""
-    shutil.copytree(source, target, copy_function=_link)
+    yield from (path for _, path, _ in itertools.islice(run.checkpoints(step), 1))
 
 
 def _link(source: str, target: str) -> None:
@@ -81,14 +86,12 @@ def _link(source: str, target: str) -> None:
         shutil.copyfile(source, target)
 
 
-def _write_records(run: Run, step: int, new: Path, scratch: Path) -> None:
+def write_records(run: Run, target: Path, *, run_dir: Path, **added: Any) -> None:
+    """Give `target` the run's records, as of a run that is in `run_dir`."""
     record = json.loads((run.root / "run.json").read_bytes())
-    settings = max((run.root / "config").glob("[0-9]*.json"))
-    accepted = json.loads(settings.read_bytes())
-    accepted["config"]["run"]["run_dir"] = str(new)
-    disk.make_dir(scratch / "config")
-    for path, value in (
-        (scratch / "config" / "0001.json", accepted),
-        (scratch / "run.json", {**record, "fork": {"run": str(run.root), "at_step": step}}),
-    ):
-        disk.write_bytes(path, (json.dumps(value, indent=1) + "\n").encode())
+    newest = max((run.root / "config").glob("[0-9]*.json"))
+    accepted = json.loads(newest.read_bytes())
+    accepted["config"]["run"]["run_dir"] = str(run_dir)
+    disk.make_dir(target / "config")
+    for name, value in (("config/0001.json", accepted), ("run.json", record | added)):
+        disk.write_bytes(target / name, (json.dumps(value, indent=1) + "\n").encode())

@@ -120,7 +120,7 @@ def test_a_model_directory_without_tokenizer_is_told(lab, run_dir):
 def test_the_directory_of_another_run_is_refused_and_left_alone(lab, whole):
     run_dir, holds, _ = whole
     ended = lab.train(run_dir, lr=2e-3)
-    said(ended, 2, f"{run_dir}: a run with other settings: update.lr: 0.001 -> 0.002; give another")
+    said(ended, 2, f"{run_dir}: a run with other settings: update.lr: 0.001 -> 0.002; give the set")
     assert lab.inspect(run_dir) == holds
 
 
