@@ -16,7 +16,7 @@ from slurm.errors import JobError
 from slurm.jobs import Attempt, Job, attempts, look
 from slurm.outcome import Phase
 from slurm.submit import submit
-from tasks.jobs import ASK_S, finished_shards, stop_if_asked
+from tasks.jobs import ASK_S, finished_shards
 from tasks.placing import dealt, gang, labels, order_of
 from tasks.session import Session
 
@@ -44,7 +44,7 @@ def obtain(session: Session, step: int, stage: str) -> Job | None:
             told = awaited
         _cancel_again(pending, cancelled)
         session.stopping.wait(ASK_S)
-        stop_if_asked(session, None)
+        session.stop_if_asked()
 
 
 def _gang(session: Session, step: int, stage: str) -> tuple[str, ...]:
@@ -53,7 +53,11 @@ def _gang(session: Session, step: int, stage: str) -> tuple[str, ...]:
 
 def _looked(session: Session, step: int, stages: Sequence[str]) -> list[Attempt]:
     """All attempts at any of `stages`, oldest first; of all at once, as each has its grace."""
-    return [look(folder, session.watch) for folder in attempts(session.jobs, labels(step, stages))]
+    return [look(folder, session.watch) for folder in _attempts(session, step, stages)]
+
+
+def _attempts(session: Session, step: int, stages: Sequence[str]) -> list[Path]:
+    return attempts(session.jobs, f"{step:06d}-*", labels(step, stages))
 
 
 def _makes(attempt: Attempt, stage: str) -> bool:
@@ -133,7 +137,7 @@ def _overtaken(
     claim yields to it; who sees a younger one lets its claimant see this one and decide.
     """
     while True:
-        folders = attempts(session.jobs, labels(step, stages))
+        folders = _attempts(session, step, stages)
         older = folders[: folders.index(mine)]
         others = [look(f, session.watch) for f in folders if f != mine and f not in before]
         others = [attempt for attempt in others if attempt.phase is not Phase.OVER]
@@ -142,7 +146,7 @@ def _overtaken(
         if any(a.folder in older or a.phase is not Phase.SUBMITTING for a in others):
             return True
         session.stopping.wait(ASK_S)
-        stop_if_asked(session, None)
+        session.stop_if_asked()
 
 
 def _abandon(folder: Path, error: BaseException) -> None:

@@ -55,10 +55,14 @@ class Session:
     def before_stage(self) -> None:
         """At every boundary: wait for disk space, stop if asked to, leave if replaced."""
         self._wait_for_space()
-        if self.stopping.is_set():
-            raise Stopped(f"stopped; run the same command again to continue {self.run.root}")
+        self.stop_if_asked()
         self.lease.check()
         self._settle()
+
+    def stop_if_asked(self) -> None:
+        """Leave when the user asked to stop and no job is in hand."""
+        if self.stopping.is_set():
+            raise Stopped(f"stopped; run the same command again to continue {self.run.root}")
 
     def served(self, job: Job) -> None:
         """A job gave what it was for: nobody asks about it again, and its folder is tidied."""

@@ -106,7 +106,7 @@ def test_array_runs_each_element_and_counts_as_one_job(order, tmp_path):
 def test_dying_rank_takes_its_job_down(order):
     folder, gang = order("one_rank_dies", {}, nodes=2)
     job, watch, start = submit(folder, gang), Watch(), time.monotonic()
-    while not isinstance(outcome := job.outcome(watch, committed=False), Failed):
+    while not isinstance(outcome := job.outcome(watch, lambda: False), Failed):
         assert time.monotonic() - start < 60
         time.sleep(0.1)
     assert outcome.state == "FAILED"
