@@ -35,52 +35,44 @@ def trained(settings, run_dir, **more):
     return Run.open(run_dir)
 
 
+def contents(run):
+    """The hashes of all that a run of two steps committed."""
+    stages = ("rollout", "reward", "score", "advantage", "update")
+    return {(n, stage): run.committed(n, stage).content for n in range(2) for stage in stages}
+
+
 def ranks_of(run, step, stage):
     return {v for measure, v, _ in run.committed(step, stage).timing if measure == "ranks"}
 
 
-def test_two_nodes_give_the_weights_of_two_ranks_elsewhere(lab, settings, tmp_path, accounted):
-    """Rollout (an array) and update on GPUs, reward on CPUs; the same two ranks on one host."""
-    settings = {**settings, "rollout_shard_groups": 2}
-    across = trained(
-        settings,
-        tmp_path / "across",
-        placement="job",
-        executor="slurm",
-        rollout_allocation="sample",
-        rollout_array=2,
-        reward_allocation="cpu",
-        advantage_allocation="train",
-        update_allocation="train",
-    )
-    local = {"all": {"tasks_per_node": 2}}
-    inside = {**TOGETHER, "rollout_placement": "inline"}
-    beside = trained(settings, tmp_path / "beside", allocations=local, **inside)
-    assert ranks_of(across, 1, "update") == ranks_of(beside, 1, "update") == {2.0}
+def test_two_nodes_give_the_weights_of_two_ranks_elsewhere(
+    lab, pipeline, beside, tmp_path, accounted
+):
+    """Rollout (an array), scores and update on GPUs, reward on CPUs; two ranks of one host."""
+    across = trained(pipeline, tmp_path / "across")
+    for stage in ("score", "update"):
+        assert ranks_of(across, 1, stage) == ranks_of(beside, 1, stage) == {2.0}
     assert across.policy_hash(1) != across.policy_hash(2)
     assert across.policy_hash(2) == beside.policy_hash(2)
-    assert across.committed(1, "update").content == beside.committed(1, "update").content
+    assert contents(across) == contents(beside)
 
     jobs = sorted(p.name for p in (across.root / "jobs").iterdir())
-    made = ("advantage", "reward", "rollout")
+    made = ("reward", "rollout", "score")
     assert jobs == [f"{n:06d}-{s}-1" for n in range(2) for s in made]
-    for step in range(2):
-        assert (
-            across.committed(step, "rollout").content == beside.committed(step, "rollout").content
-        )
     sampled = records.accounting(across.root / "jobs/000001-rollout-1")
     assert sampled is not None
     assert (sampled["elements"], sampled["shares"]) == (2, [[0, 2], [1, 3]])
-    update = once_completed(across.root / "jobs/000001-advantage-1")
-    assert update["stages"] == ["advantage", "update"]
+    update = once_completed(across.root / "jobs/000001-score-1")
+    assert update["stages"] == ["score", "advantage", "update"]
     assert (update["num_nodes"], update["gpus"], len(update["hosts"])) == (2, 2, 2)
     assert update["gpu_s"] == 2 * update["run_s"] > 0
     assert accounted(update["job_id"], "NNodes") == "2"
     reward = once_completed(across.root / "jobs/000001-reward-1")
     assert accounted(reward["job_id"], "Partition") == "cpu"
     per_step = [p for p in (across.root / "steps/000000").rglob("*") if p.is_file()]
-    per_step += [p for p in (across.root / "jobs").glob("000000-*/*") if p.is_file()]
     assert len(per_step) <= 15, per_step
+    packed = [p.name for p in (across.root / "jobs").glob("000000-*/*") if p.is_file()]
+    assert packed == ["job.json"] * 3
 
 
 def once_completed(folder, seconds=60):
