@@ -1,6 +1,7 @@
 """Single jobs on a real SLURM: refusals, arrays, dying ranks, an outer job's environment."""
 
 import json
+import subprocess
 import time
 
 import pytest
@@ -15,7 +16,7 @@ from slurm.watch import Watch
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
 
 TARGETS = """
-import json, os, sys, time
+import json, os, subprocess, sys, time
 from pathlib import Path
 
 def note(place, directory, attempt, stop):
@@ -34,8 +35,11 @@ def leaves_work(directory, attempt, stop):
     if (Path(directory) / "first").exists():
         return True
     (Path(directory) / "first").touch()
+    child = subprocess.Popen(["sleep", "300"])
     while not stop():
         time.sleep(0.05)
+    time.sleep(0.5)  # SLURM signals every process of the job
+    Path(directory, "child").write_text(str(child.poll()))
     return False
 """
 
@@ -114,8 +118,7 @@ def test_dying_rank_takes_its_job_down(order):
 
 
 def test_job_asked_to_stop_goes_back_into_the_queue(order, tmp_path):
-    import subprocess
-
+    """Its ranks are told, and what they started (engines, sandboxes) lives on until they end."""
     folder, work = order("leaves_work", {"directory": str(tmp_path)}, minutes=60)
     job = submit(folder, work)
     while not (tmp_path / "first").exists():
@@ -123,6 +126,7 @@ def test_job_asked_to_stop_goes_back_into_the_queue(order, tmp_path):
     subprocess.run(["scancel", "--signal=USR2", job.job_id], check=True)
     first, second = ended(folder, 2)
     assert [first["state"], second["state"]] == ["STOPPED", "COMPLETED"]
+    assert (tmp_path / "child").read_text() == "None"
     row = records.accounting(folder)
     assert row is not None
     assert (row["restarts"], row["state"]) == (1, "COMPLETED")
