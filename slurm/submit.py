@@ -32,6 +32,7 @@ REMEDIES = (
     ("account/partition", "account or partition"),
     ("invalid account", "account"),
     ("invalid qos", "qos"),
+    ("violates accounting/qos policy", "qos, account, nodes or minutes"),
     ("time limit", "minutes"),
     ("node configuration is not available", "gpus_per_node, cpus_per_task, mem_gb or constraint"),
     ("more processors", "nodes, tasks_per_node or cpus_per_task"),

@@ -35,7 +35,8 @@ def finished_shards(session: Session, step: int, stage: str) -> set[int]:
 def wait(session: Session, step: int, stage: str, job: Job) -> Manifest | None:
     """The manifest of a stage that `job` makes; JobError when the job will not make it.
 
-    None when the job is an array that made some of its shards: the rest is to be submitted.
+    None when the job was stopped, or is an array that made some of its shards: the rest is to be
+    submitted.
     """
     began, asked, told = time.monotonic(), 0.0, set[Outcome]()
     log = LogReader(lambda: log_files(job.folder))
@@ -74,24 +75,31 @@ def _pause(session: Session, seconds: float) -> None:
 def _checked(session: Session, step: int, stage: str, job: Job) -> Outcome:
     """What has become of the job; raises its error once neither it nor a manifest is there.
 
-    Failed: of an array, elements died, and others made what they were for.
+    Failed: the rest is to be submitted, of what it left when it was asked to stop, or of an array
+    whose elements died while others made what they were for.
     """
     name = f"{step:06d}-{stage}"
     outcome = job.outcome(session.watch, lambda: session.run.manifest(step, stage) is not None)
     if not isinstance(outcome, Failed):
         return outcome
     session.watch.forget(job.job_id)
+    states = {start["state"] for start in records.last_starts(job.folder)}
+    if "STOPPED" in states and outcome.state in ("COMPLETED", "ENDED"):
+        outcome = Failed("STOPPED", "it was asked to stop, and nobody queued it again")
     error = job.gave_up(outcome, name)
-    if not _has_more(session, step, stage, job):
+    if outcome.state == "STOPPED":
+        print(f"{name}: job {job.job_id} was stopped: what it left goes out again", file=sys.stderr)
+    elif "FAILED" not in states and _made_shards(session, step, stage, job):
+        print(
+            f"{name}: elements of job {job.job_id} died: their shards go out again", file=sys.stderr
+        )
+    else:
         raise error
-    print(f"{name}: elements of job {job.job_id} died: their shards go out again", file=sys.stderr)
     return outcome
 
 
-def _has_more(session: Session, step: int, stage: str, job: Job) -> bool:
-    """Whether an array that is over made shards, and none of its elements raised an error."""
-    if any(start["state"] == "FAILED" for start in records.last_starts(job.folder)):
-        return False
+def _made_shards(session: Session, step: int, stage: str, job: Job) -> bool:
+    """Whether an array that is over made some of its shards."""
     asked = (records.read(job.folder / records.JOB) or {}).get(SHARES, [])
     return bool(finished_shards(session, step, stage) & {n for share in asked for n in share})
 

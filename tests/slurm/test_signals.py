@@ -4,6 +4,12 @@ import os
 import signal
 import subprocess
 import sys
+from subprocess import TimeoutExpired
+
+import pytest
+
+from slurm import entry
+from slurm.ranks import Place
 
 RANK = """
 import subprocess, sys, time
@@ -36,3 +42,16 @@ def test_usr2_to_every_process_of_a_job_ends_none():
     finally:
         os.killpg(rank.pid, signal.SIGKILL)
         rank.wait()
+
+
+@pytest.mark.parametrize("fault", [FileNotFoundError("scontrol"), TimeoutExpired("scontrol", 60)])
+def test_a_job_that_cannot_be_queued_again_ends_in_peace(monkeypatch, capsys, fault):
+    def absent(words, **_):
+        raise fault
+
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setattr(entry.subprocess, "run", absent)
+    entry.requeue(Place(0, 2, 0, 2, ("n1",), "7", 0))
+    assert capsys.readouterr().out.startswith("scontrol requeue 7: ")
+    entry.requeue(Place(1, 2, 1, 2, ("n1",), "7", 0))
+    assert capsys.readouterr().out == ""

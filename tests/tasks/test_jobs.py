@@ -69,6 +69,25 @@ def test_job_that_commits_as_it_ends_is_done(session, monkeypatch):
     assert job.outcome(session.watch, lambda: False) == Failed("FAILED", "it failed")
 
 
+@pytest.mark.parametrize("state", ["COMPLETED", "CANCELLED"])
+def test_what_a_stopped_job_left_goes_out_again(session, monkeypatch, capsys, state):
+    """One that could not queue itself again, that is: one that the user cancelled is missed."""
+    folder = earlier(session)
+    started(folder, "STOPPED")
+    session.answers["77"] = Seen(state)
+    monkeypatch.setattr("slurm.outcome.COMMIT_GRACE_S", 0.0)
+    session.watch.now("77")
+    job = Job.load(folder)
+    if state == "CANCELLED":
+        with pytest.raises(JobError, match="job 77 is CANCELLED: it was cancelled"):
+            jobs.wait(session, 3, "reward", job)
+        return
+    assert jobs.wait(session, 3, "reward", job) is None
+    said = "000003-reward: job 77 was stopped: what it left goes out again\n"
+    assert capsys.readouterr().err == said
+    assert records.accounting(folder)["state"] == "STOPPED"
+
+
 class Clock:
     """A clock that goes on by sleeping alone."""
 
