@@ -17,7 +17,7 @@ from slurm.jobs import Attempt, Job, attempts, look
 from slurm.outcome import Phase
 from slurm.submit import submit
 from tasks.jobs import ASK_S, finished_shards
-from tasks.placing import dealt, gang, labels, order_of
+from tasks.placing import dealt, gang, labels, next_gang, order_of
 from tasks.session import Session
 
 
@@ -31,12 +31,12 @@ def obtain(session: Session, step: int, stage: str) -> Job | None:
         if session.run.manifest(step, stage) is not None:
             return living
         if living is not None:
-            name = f"{step:06d}-{stage}"
-            print(f"{name}: its job {living.job_id} is running; waiting for it", file=sys.stderr)
+            if (step, stage) not in session.making:
+                _tell_found(f"{step:06d}-{stage}", living)
             return living
         pending = [a for a in found if a.phase is not Phase.OVER]
         if not pending:
-            job = _claim_and_submit(session, step, stages, number, found)
+            job = _claim_and_submit(session, step, stages, number, before=found)
             if job is not None:
                 return job
         elif (awaited := _awaited(pending[0])) != told:
@@ -45,6 +45,36 @@ def obtain(session: Session, step: int, stage: str) -> Job | None:
         _cancel_again(pending, cancelled)
         session.stopping.wait(ASK_S)
         session.stop_if_asked()
+
+
+def submit_ahead(session: Session, step: int, stage: str, job: Job) -> None:
+    """Where the settings say so: submit what follows `job` in its step, to wait for its end.
+
+    A claim and a job like any other, found when its turn comes. Where `job` does not end well the
+    cluster takes it out of the queue, and the next attempt is made in its turn.
+    """
+    session.ahead = None
+    stages = next_gang(session.config, session.plan.get(step, []), stage)
+    if not stages or not session.config.slurm.submit_ahead or job.executor != "slurm":
+        return
+    number = _following(session, step, stages[0])
+    found = _looked(session, step, stages)
+    waiting = [attempt for attempt in found if attempt.phase is not Phase.OVER]
+    session.ahead = next((a.job for a in waiting if a.claim.get("after") == job.job_id), None)
+    if waiting or any(session.run.manifest(step, s) is not None for s in stages):
+        return
+    try:
+        ahead = _claim_and_submit(session, step, stages, number, before=found, after=job.job_id)
+    except JobError as error:
+        print(f"{error}\n{step:06d}-{stages[0]}: submitted in its turn", file=sys.stderr)
+        return
+    if ahead is not None:
+        session.ahead = ahead
+        session.served(ahead)  # it may be through before its turn comes
+
+
+def _tell_found(name: str, job: Job) -> None:
+    print(f"{name}: its job {job.job_id} is running; waiting for it", file=sys.stderr)
 
 
 def _gang(session: Session, step: int, stage: str) -> tuple[str, ...]:
@@ -94,7 +124,13 @@ def _following(session: Session, step: int, stage: str) -> int:
 
 
 def _claim_and_submit(
-    session: Session, step: int, stages: Sequence[str], number: int, before: Sequence[Attempt]
+    session: Session,
+    step: int,
+    stages: Sequence[str],
+    number: int,
+    *,
+    before: Sequence[Attempt],
+    after: str = "",
 ) -> Job | None:
     """Submit attempt `number`, unless another process is faster (None).
 
@@ -110,6 +146,7 @@ def _claim_and_submit(
         stages=stages,
         attempt=f"job-{number}",
         shares=dealt(session.config, stages[0], finished_shards(session, step, stages[0])),
+        after=after,
     )
     made = {(step, s) for s in stages if session.run.manifest(step, s) is None}
     session.lease.check()

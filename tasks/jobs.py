@@ -87,6 +87,7 @@ def _checked(session: Session, step: int, stage: str, job: Job) -> Outcome:
     if "STOPPED" in states and outcome.state in ("COMPLETED", "ENDED"):
         outcome = Failed("STOPPED", "it was asked to stop, and nobody queued it again")
     error = job.gave_up(outcome, name)
+    _cancel_ahead(session)
     if outcome.state == "STOPPED":
         print(f"{name}: job {job.job_id} was stopped: what it left goes out again", file=sys.stderr)
     elif "FAILED" not in states and _made_shards(session, step, stage, job):
@@ -114,11 +115,20 @@ def _tell(name: str, job: Job, outcome: Outcome, told: set[Outcome]) -> None:
     print(f"{name}: its job {job.job_id} {state}{reason}; waiting", file=sys.stderr)
 
 
+def _cancel_ahead(session: Session) -> None:
+    """End what waits for a job that will not end well. The cluster does so too, but later."""
+    if session.ahead is not None and session.ahead.folder.exists():
+        records.give_up(session.ahead.folder, "CANCELLED", "the job before it did not end well")
+        session.ahead.cancel()
+    session.ahead = None
+
+
 def _stop(session: Session, job: Job) -> NoReturn:
     """The user asked to stop: cancel the job, unless detached, and leave."""
     if session.config.slurm.detach:
         raise Stopped(f"stopped; job {job.job_id} goes on, run the same command to wait for it")
     records.give_up(job.folder, "CANCELLED", "the flow was stopped")
+    _cancel_ahead(session)
     if not job.cancel():
         raise Stopped(
             f"stopped, but job {job.job_id} may go on: scancel failed or was not answered; "

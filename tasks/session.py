@@ -42,6 +42,8 @@ class Session:
         self.plan: dict[int, list[str]] = {}
         """Stages of each step in their order, as the flow's loop will ask for them."""
         self.watch = Watch()
+        self.ahead: Job | None = None
+        """What waits in the queue for the job in hand to end well."""
         self.stopping = threading.Event()
         self.making: set[tuple[int, str]] = set()
         """Stages that this flow's own jobs were submitted for: found committed, they are new."""

@@ -17,6 +17,7 @@ from relax.flags import load_config
 from relax.stages.rounds import num_rounds
 from relax.store import Run
 from slurm import records
+from slurm.errors import JobError
 from tasks.stage import perform
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
@@ -82,6 +83,39 @@ def once_completed(folder, seconds=60):
         assert time.monotonic() < until, row
         time.sleep(0.05)
     return row
+
+
+def test_jobs_submitted_ahead_run_once_each_in_their_turn(lab, pipeline, beside, tmp_path, capsys):
+    """Each waits in SLURM's queue for the one before it, an array among them."""
+    run = trained({**pipeline, "submit_ahead": True, "num_rollout": 1}, tmp_path / "ahead")
+    assert run.policy_hash(1) == beside.policy_hash(1)
+    names = ("rollout", "reward", "score")
+    sampled, rewarded, updated = (
+        once_completed(run.root / f"jobs/000000-{name}-1") for name in names
+    )
+    assert [sampled["after"], rewarded["after"]] == ["", sampled["job_id"]]
+    assert updated["after"] == rewarded["job_id"]
+    assert sampled["submitted"] < rewarded["submitted"] < sampled["ended"] <= rewarded["started"]
+    assert rewarded["ended"] <= updated["started"]
+    assert len(list((run.root / "jobs").iterdir())) == 3
+    assert "waiting for it" not in capsys.readouterr().err
+
+
+def test_what_waits_for_a_failed_job_leaves_the_queue(
+    lab, pipeline, tmp_path, accounted, monkeypatch
+):
+    """Also where no flow is left to cancel it."""
+    monkeypatch.setattr("tasks.jobs._cancel_ahead", lambda session: None)
+    own = {**pipeline, "submit_ahead": True, "num_rollout": 1}
+    (tmp_path / "generate.py").write_text(
+        "async def answer(conversation):\n    raise ValueError('of a user')"
+    )
+    own["custom_generate_function_path"] = f"{tmp_path}/generate.py:answer"
+    with pytest.raises(JobError, match="of a user"):
+        trained(own, tmp_path / "ahead")
+    ahead = records.read(tmp_path / "ahead/jobs/000000-reward-1" / records.JOB)
+    assert ahead is not None
+    assert accounted(ahead["job_id"], "State").startswith("CANCELLED")
 
 
 DIES_ONCE = """

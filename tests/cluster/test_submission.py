@@ -1,5 +1,6 @@
 """Single jobs on a real SLURM: refusals, arrays, dying ranks, an outer job's environment."""
 
+import dataclasses
 import json
 import subprocess
 import time
@@ -121,12 +122,18 @@ def test_job_asked_to_stop_goes_back_into_the_queue(order, tmp_path):
     """Its ranks are told, and what they started (engines, sandboxes) lives on until they end."""
     folder, work = order("leaves_work", {"directory": str(tmp_path)}, minutes=60)
     job = submit(folder, work)
+    call = {"place": 0, "directory": str(tmp_path)}
+    behind = dataclasses.replace(order("note", call)[1], after=job.job_id)
+    records.claim(tmp_path / "behind", {})
+    submit(tmp_path / "behind", behind)
     while not (tmp_path / "first").exists():
         time.sleep(0.05)
     subprocess.run(["scancel", "--signal=USR2", job.job_id], check=True)
     first, second = ended(folder, 2)
     assert [first["state"], second["state"]] == ["STOPPED", "COMPLETED"]
     assert (tmp_path / "child").read_text() == "None"
+    (waited,) = ended(tmp_path / "behind")  # for the second end, not for the first
+    assert waited["started"] >= second["ended"]
     row = records.accounting(folder)
     assert row is not None
     assert (row["restarts"], row["state"]) == (1, "COMPLETED")

@@ -31,6 +31,7 @@ def session_in(root):
         code=root / "code",
         plan={},
         making=set(),
+        ahead=None,
         lease=SimpleNamespace(check=lambda: None),
         relayed=[],
         stopping=threading.Event(),
