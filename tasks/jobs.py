@@ -117,7 +117,7 @@ def _tell(name: str, job: Job, outcome: Outcome, told: set[Outcome]) -> None:
 
 def _cancel_ahead(session: Session) -> None:
     """End what waits for a job that will not end well. The cluster does so too, but later."""
-    if session.ahead is not None and session.ahead.folder.exists():
+    if session.ahead is not None:
         records.give_up(session.ahead.folder, "CANCELLED", "the job before it did not end well")
         session.ahead.cancel()
     session.ahead = None
