@@ -13,7 +13,7 @@ from relax.flags import build_parser, load_config, overrides_of, parse_flags
 from slurm import probe, records
 from slurm.errors import JobError
 from slurm.jobs import log_tail
-from slurm.outcome import Failed
+from slurm.outcome import Done, Failed
 from slurm.submit import Order, submit
 from slurm.watch import Watch
 from tasks.code import CHECKOUT
@@ -101,9 +101,12 @@ def try_out(order: Order, root: Path) -> bool:
     given = {**order.__dict__, "target": "slurm.probe:on_node", "calls": (call,)}
     job = submit(folder, Order(**given))
     watch = Watch()
-    while len(list(folder.glob("probe-*.json"))) < order.resources.num_ranks:
+
+    def answered() -> bool:
+        return len(list(folder.glob("probe-*.json"))) == order.resources.num_ranks
+
+    while not isinstance(outcome := job.outcome(watch, answered), Done):
         time.sleep(0.2)
-        outcome = job.outcome(watch, committed=False)
         if isinstance(outcome, Failed):
             print(f"  job {job.job_id}: {outcome.reason}\n{log_tail(folder, 15)}")
             return False

@@ -12,7 +12,10 @@ from relax.config import Config
 from relax.store import Run
 from slurm.submit import script
 from tasks.code import code_dir
-from tasks.placing import dealt, gang, order_of
+from tasks.placing import dealt, gang, next_gang, order_of
+
+BEFORE = "ID_OF_THE_JOB_BEFORE"
+"""Stands in a script for what only a submission will know."""
 
 
 def preview(config: Config, steps: Callable[[Any, Do], None]) -> str:
@@ -23,17 +26,22 @@ def preview(config: Config, steps: Callable[[Any, Do], None]) -> str:
     session = SimpleNamespace(config=config, run=run)
     jobs: dict[tuple[str, ...], list[int]] = {}
     inline: dict[str, int] = {}
+    ahead: set[tuple[str, ...]] = set()
     for step, stages in planned(steps, session).items():
         for stage in stages:
             if config.placement_of(stage) == "inline":
                 inline[stage] = inline.get(stage, 0) + 1
-            elif step not in jobs.setdefault(gang(config, stages, stage), []):
+                continue
+            if step not in jobs.setdefault(gang(config, stages, stage), []):
                 jobs[gang(config, stages, stage)].append(step)
+            if config.slurm.submit_ahead:
+                ahead.add(next_gang(config, stages, stage))
     lines = [f"plan of {config.run.run_dir}: {config.run.num_rollout} steps"]
     lines += [f"  in the flow's process: {stage}, {count} times" for stage, count in inline.items()]
     lines += [_line(config, stages, steps_of) for stages, steps_of in jobs.items()]
     for stages, steps_of in jobs.items():
-        lines += ["", f"# --- {' + '.join(stages)}", _script(config, stages, steps_of[0])]
+        after = BEFORE if stages in ahead else ""
+        lines += ["", f"# --- {' + '.join(stages)}", _script(config, stages, steps_of[0], after)]
     return "\n".join(lines)
 
 
@@ -44,7 +52,7 @@ def _line(config: Config, stages: tuple[str, ...], steps: list[int]) -> str:
     return f"  job by {config.placement.executor} ({where}): {' + '.join(stages)}, {first_last}"
 
 
-def _script(config: Config, stages: tuple[str, ...], step: int) -> str:
+def _script(config: Config, stages: tuple[str, ...], step: int, after: str) -> str:
     root = Path(config.run.run_dir).absolute()
     order = order_of(
         config,
@@ -54,6 +62,7 @@ def _script(config: Config, stages: tuple[str, ...], step: int) -> str:
         stages=stages,
         attempt="job-1",
         shares=dealt(config, stages[0]),
+        after=after,
     )
     folder = root / "jobs" / f"{step:06d}-{stages[0]}-1"
     if order.executor == "slurm":

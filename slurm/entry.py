@@ -39,7 +39,7 @@ def on_node(target: str, arguments: dict[str, Any], asked: Asked) -> None:
 
     The attempt's name holds job and restart: a requeued job keeps its id, and what is left of its
     first start must not meet the second. A target that returns False has left work: it was asked
-    to stop, and the job goes back into the queue.
+    to stop, and the job goes back into the queue, or who waits for it submits the rest.
     """
     if "SUBMITIT_EXECUTOR" in os.environ:  # not in the submitter's own process
         signals.listen()
@@ -74,9 +74,17 @@ def check_cpus(wanted: int, where: ranks.Place) -> None:
 
 
 def requeue(where: ranks.Place) -> None:
-    """Send this job back into the queue; rank 0 does it for all."""
-    if where.rank == 0 and "SLURM_JOB_ID" in os.environ:
-        subprocess.run(["scontrol", "requeue", where.job_id], check=True, timeout=60)
+    """Send this job back into the queue; rank 0 does it for all.
+
+    Where that cannot be asked for (a container has no scontrol) the job ends as it is.
+    """
+    if where.rank != 0 or "SLURM_JOB_ID" not in os.environ:
+        return
+    words = ["scontrol", "requeue", where.job_id]
+    try:
+        subprocess.run(words, check=True, timeout=60)
+    except (OSError, subprocess.SubprocessError) as error:
+        print(f"{' '.join(words)}: {error}; the job ends, what is left is for another", flush=True)
 
 
 class _Record:

@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,18 +49,19 @@ class Job:
             start = None
         return cls(folder, executor, record["job_id"], start, elsewhere)
 
-    def outcome(self, watch: Watch, *, committed: bool) -> Outcome:
-        """What has become of it, by the latest that is known."""
-        if committed:
-            return Done()
+    def outcome(self, watch: Watch, committed: Callable[[], bool]) -> Outcome:
+        """What has become of it, by the latest that is known.
+
+        committed: whether what it is for is there; asked last, as a job commits before it ends.
+        """
         starts = records.last_starts(self.folder)
         if any(start["state"] == "FAILED" for start in starts):
-            return Failed("FAILED", "it failed")
+            return Done() if committed() else Failed("FAILED", "it failed")
         seen = watch.seen(self.job_id) if self.executor == "slurm" else self._seen()
         # "Pending" from before it started says nothing of a second start.
         answered = seen.answered if seen else time.time()
         started = any(start["started"] < answered for start in starts)
-        return judge(committed=False, seen=seen, now=time.monotonic(), started=started)
+        return judge(committed=committed(), seen=seen, now=time.monotonic(), started=started)
 
     def phase(self, watch: Watch, *, given_up: bool = False) -> Phase:
         """What it is at this moment to those who would submit another."""
@@ -138,13 +139,14 @@ def log_tail(folder: Path, num_lines: int) -> str:
     return "\n".join(lines[-num_lines:]) or "(it wrote nothing)"
 
 
-def attempts(jobs: Path, labels: Mapping[str, Any]) -> list[Path]:
+def attempts(jobs: Path, names: str, labels: Mapping[str, Any]) -> list[Path]:
     """Folders of the submissions that were for all of `labels`, oldest first.
 
+    names: pattern of their names; the records of others are not opened, of however many steps.
     A list label stands for the submission when both lists hold a value.
     """
     found = []
-    for folder in jobs.glob("[0-9]*"):
+    for folder in jobs.glob(names):
         record = records.read(folder / records.CLAIM) or records.read(folder / records.JOB)
         if record is not None and all(_holds(record.get(n), v) for n, v in labels.items()):
             found.append((record["claimed"], folder))
@@ -196,8 +198,3 @@ def unfinished(jobs: Path) -> list[Attempt]:
     watch = Watch()
     found = [look(folder, watch) for folder in sorted(jobs.glob("[0-9]*"))]
     return [attempt for attempt in found if attempt.phase is not Phase.OVER]
-
-
-def living(jobs: Path) -> list[Job]:
-    """The jobs below `jobs` that may still run, given up or not."""
-    return [attempt.job for attempt in unfinished(jobs) if attempt.job is not None]

@@ -158,7 +158,11 @@ def node_records(folder: Path) -> list[dict[str, Any]]:
 
 def last_starts(folder: Path) -> list[dict[str, Any]]:
     """The record of each element's last start; a job that is no array has one element."""
-    return list({node["element"]: node for node in node_records(folder)}.values())
+    return _last(node_records(folder))
+
+
+def _last(nodes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return list({node["element"]: node for node in nodes}.values())
 
 
 def accounting(folder: Path) -> dict[str, Any] | None:
@@ -172,7 +176,7 @@ def accounting(folder: Path) -> dict[str, Any] | None:
         return job
     nodes, outcome = node_records(folder), read(folder / OUTCOME) or {}
     given_up = outcome.get("seen")
-    state = outcome.get("state") or _state(last_starts(folder), job["elements"])
+    state = outcome.get("state") or _state(_last(nodes), job["elements"])
     over = state not in ("PENDING", "RUNNING")
     ends = [node.get("ended") or given_up or time.time() for node in nodes]
     run_s = sum(end - node["started"] for end, node in zip(ends, nodes, strict=True))

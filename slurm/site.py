@@ -31,7 +31,10 @@ class Site:
     image: str = ""
     """Container image, as the container system names it."""
     mounts: tuple[str, ...] = ()
-    """Directories that the container sees: run, model and data at least."""
+    """Directories that the container sees, SOURCE or SOURCE:TARGET: run, model and data at least.
+
+    local_dir and hf_home are seen without being named here.
+    """
     hf_home: str = ""
     """HF_HOME on the nodes."""
     local_dir: str = "/tmp"
@@ -41,6 +44,11 @@ class Site:
 
     def setup_lines(self, code: Path) -> list[str]:
         """Shell lines between the #SBATCH block and srun."""
+        lines = [f"module load {shlex.quote(name)}" for name in self.modules]
+        return [*lines, *self.setup, *(f"export {n}={v}" for n, v in self.variables(code).items())]
+
+    def variables(self, code: Path) -> dict[str, str]:
+        """What every rank's environment holds, in shell words."""
         local = f"{self.local_dir}/relax-$USER"
         variables = {
             "PYTHONPATH": shlex.quote(str(code)),
@@ -55,25 +63,43 @@ class Site:
         if self.hf_home:
             variables["HF_HOME"] = shlex.quote(self.hf_home)
         if self.interface:
-            variables["NCCL_SOCKET_IFNAME"] = variables["GLOO_SOCKET_IFNAME"] = self.interface
-        variables |= {name: shlex.quote(value) for name, value in self.environment.items()}
-        lines = [f"module load {shlex.quote(name)}" for name in self.modules]
-        return [*lines, *self.setup, *(f"export {n}={v}" for n, v in variables.items())]
+            interface = shlex.quote(self.interface)
+            variables["NCCL_SOCKET_IFNAME"] = variables["GLOO_SOCKET_IFNAME"] = interface
+        return variables | {name: shlex.quote(value) for name, value in self.environment.items()}
 
     def python_command(self, own: str) -> str:
         """The shell words that start Python on a node."""
         python = self.python or own
-        if self.container != "apptainer":
+        if not self.container:
             return python
-        binds = [word for mount in self.mounts for word in ("--bind", shlex.quote(mount))]
-        return " ".join(["apptainer", "exec", "--nv", *binds, shlex.quote(self.image), python])
+        # An image's own variables come before those of the job, and its PYTHONPATH has no stages.
+        names = self.variables(Path())
+        inside = " ".join(["env", *(f'{name}="${name}"' for name in names), python])
+        if self.container == "pyxis":
+            return inside
+        binds = [word for mount in self._seen() for word in ("--bind", shlex.quote(mount))]
+        return " ".join(["apptainer", "exec", "--nv", *binds, shlex.quote(self.image), inside])
 
     def srun_arguments(self) -> list[str]:
         """What the container needs on srun's command line."""
         if self.container != "pyxis":
             return []
-        mounts = [f"--container-mounts={','.join(self.mounts)}"] if self.mounts else []
-        return [f"--container-image={self.image}", *mounts]
+        mounts = ",".join(self._seen())
+        return [
+            f"--container-image={self.image}",
+            *([f"--container-mounts={mounts}"] if mounts else []),
+        ]
+
+    def _seen(self) -> list[str]:
+        """SOURCE:TARGET of all that the container sees (older versions of pyxis want both).
+
+        Containers have a /tmp as it is.
+        """
+        mounts = [mount if ":" in mount else f"{mount}:{mount}" for mount in self.mounts]
+        targets = [Path("/tmp"), *(Path(mount.split(":")[1]) for mount in mounts)]
+        own = [d for d in (self.local_dir, self.hf_home) if d]
+        hidden = [d for d in own if not any(Path(d).is_relative_to(target) for target in targets)]
+        return [*mounts, *(f"{d}:{d}" for d in hidden)]
 
 
 def load_site(path: str | Path) -> Site:

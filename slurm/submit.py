@@ -32,6 +32,7 @@ REMEDIES = (
     ("account/partition", "account or partition"),
     ("invalid account", "account"),
     ("invalid qos", "qos"),
+    ("violates accounting/qos policy", "qos, account, nodes or minutes"),
     ("time limit", "minutes"),
     ("node configuration is not available", "gpus_per_node, cpus_per_task, mem_gb or constraint"),
     ("more processors", "nodes, tasks_per_node or cpus_per_task"),
@@ -63,6 +64,8 @@ class Order:
     site: Site = field(default_factory=Site)
     labels: Mapping[str, Any] = field(default_factory=dict)
     """By which the job is found again."""
+    after: str = ""
+    """Id of a job of SLURM that must end well before this one may start; else it never does."""
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -78,6 +81,7 @@ class Order:
             "num_nodes": asked.nodes,
             "num_ranks": asked.num_ranks,
             "gpus": asked.nodes * asked.gpus_per_node,
+            "after": self.after,
         }
 
     def asked(self, folder: Path, element: int | None) -> entry.Asked:
@@ -167,11 +171,17 @@ def parameters(folder: Path, order: Order) -> dict[str, Any]:
         ],
         "additional_parameters": {
             **options,
+            **_dependency(order.after),
             "requeue": True,
             "comment": str(folder),
             "output": str(folder / (LOG if len(order.calls) == 1 else "%a.log")),
         },
     }
+
+
+def _dependency(after: str) -> dict[str, str]:
+    """Of a job that could never start any more nothing is left in the queue."""
+    return {"dependency": f"afterok:{after}", "kill_on_invalid_dep": "yes"} if after else {}
 
 
 def script(folder: Path, order: Order) -> str:

@@ -16,8 +16,8 @@ from slurm.errors import JobError
 from slurm.jobs import Attempt, Job, attempts, look
 from slurm.outcome import Phase
 from slurm.submit import submit
-from tasks.jobs import ASK_S, finished_shards, stop_if_asked
-from tasks.placing import dealt, gang, labels, order_of
+from tasks.jobs import ASK_S, finished_shards
+from tasks.placing import dealt, gang, labels, next_gang, order_of
 from tasks.session import Session
 
 
@@ -31,12 +31,12 @@ def obtain(session: Session, step: int, stage: str) -> Job | None:
         if session.run.manifest(step, stage) is not None:
             return living
         if living is not None:
-            name = f"{step:06d}-{stage}"
-            print(f"{name}: its job {living.job_id} is running; waiting for it", file=sys.stderr)
+            if (step, stage) not in session.making:
+                _tell_found(f"{step:06d}-{stage}", living)
             return living
         pending = [a for a in found if a.phase is not Phase.OVER]
         if not pending:
-            job = _claim_and_submit(session, step, stages, number, found)
+            job = _claim_and_submit(session, step, stages, number, before=found)
             if job is not None:
                 return job
         elif (awaited := _awaited(pending[0])) != told:
@@ -44,7 +44,37 @@ def obtain(session: Session, step: int, stage: str) -> Job | None:
             told = awaited
         _cancel_again(pending, cancelled)
         session.stopping.wait(ASK_S)
-        stop_if_asked(session, None)
+        session.stop_if_asked()
+
+
+def submit_ahead(session: Session, step: int, stage: str, job: Job) -> None:
+    """Where the settings say so: submit what follows `job` in its step, to wait for its end.
+
+    A claim and a job like any other, found when its turn comes. Where `job` does not end well the
+    cluster takes it out of the queue, and the next attempt is made in its turn.
+    """
+    session.ahead = None
+    stages = next_gang(session.config, session.plan.get(step, []), stage)
+    if not stages or not session.config.slurm.submit_ahead or job.executor != "slurm":
+        return
+    number = _following(session, step, stages[0])
+    found = _looked(session, step, stages)
+    waiting = [attempt for attempt in found if attempt.phase is not Phase.OVER]
+    session.ahead = next((a.job for a in waiting if a.claim.get("after") == job.job_id), None)
+    if waiting or any(session.run.manifest(step, s) is not None for s in stages):
+        return
+    try:
+        ahead = _claim_and_submit(session, step, stages, number, before=found, after=job.job_id)
+    except JobError as error:
+        print(f"{error}\n{step:06d}-{stages[0]}: submitted in its turn", file=sys.stderr)
+        return
+    if ahead is not None:
+        session.ahead = ahead
+        session.served(ahead)  # it may be through before its turn comes
+
+
+def _tell_found(name: str, job: Job) -> None:
+    print(f"{name}: its job {job.job_id} is running; waiting for it", file=sys.stderr)
 
 
 def _gang(session: Session, step: int, stage: str) -> tuple[str, ...]:
@@ -53,7 +83,11 @@ def _gang(session: Session, step: int, stage: str) -> tuple[str, ...]:
 
 def _looked(session: Session, step: int, stages: Sequence[str]) -> list[Attempt]:
     """All attempts at any of `stages`, oldest first; of all at once, as each has its grace."""
-    return [look(folder, session.watch) for folder in attempts(session.jobs, labels(step, stages))]
+    return [look(folder, session.watch) for folder in _attempts(session, step, stages)]
+
+
+def _attempts(session: Session, step: int, stages: Sequence[str]) -> list[Path]:
+    return attempts(session.jobs, f"{step:06d}-*", labels(step, stages))
 
 
 def _makes(attempt: Attempt, stage: str) -> bool:
@@ -90,7 +124,13 @@ def _following(session: Session, step: int, stage: str) -> int:
 
 
 def _claim_and_submit(
-    session: Session, step: int, stages: Sequence[str], number: int, before: Sequence[Attempt]
+    session: Session,
+    step: int,
+    stages: Sequence[str],
+    number: int,
+    *,
+    before: Sequence[Attempt],
+    after: str = "",
 ) -> Job | None:
     """Submit attempt `number`, unless another process is faster (None).
 
@@ -106,6 +146,7 @@ def _claim_and_submit(
         stages=stages,
         attempt=f"job-{number}",
         shares=dealt(session.config, stages[0], finished_shards(session, step, stages[0])),
+        after=after,
     )
     made = {(step, s) for s in stages if session.run.manifest(step, s) is None}
     session.lease.check()
@@ -133,7 +174,7 @@ def _overtaken(
     claim yields to it; who sees a younger one lets its claimant see this one and decide.
     """
     while True:
-        folders = attempts(session.jobs, labels(step, stages))
+        folders = _attempts(session, step, stages)
         older = folders[: folders.index(mine)]
         others = [look(f, session.watch) for f in folders if f != mine and f not in before]
         others = [attempt for attempt in others if attempt.phase is not Phase.OVER]
@@ -142,7 +183,7 @@ def _overtaken(
         if any(a.folder in older or a.phase is not Phase.SUBMITTING for a in others):
             return True
         session.stopping.wait(ASK_S)
-        stop_if_asked(session, None)
+        session.stop_if_asked()
 
 
 def _abandon(folder: Path, error: BaseException) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from typing import NoReturn
 
 from relax.stages.keys import key_parts
 from relax.stages.rounds import row_of
@@ -13,12 +14,12 @@ from relax.store.parts import finished
 from slurm import records
 from slurm.jobs import Job, log_files
 from slurm.log import LogReader
-from slurm.outcome import Failed, Outcome, Requeued, Running
+from slurm.outcome import Failed, Outcome, Queued, Requeued
 from tasks.placing import SHARES, dealt
 from tasks.session import Session, Stopped
 
-LOOK_S, LONGEST_LOOK_S = 0.02, 0.15
-"""How often the manifest is looked for: at first, and after a while."""
+LOOK_S, SOON_S, LONGEST_LOOK_S = 0.02, 0.15, 2.0
+"""How often the manifest is looked for: at first, within seconds, and after half an hour."""
 ASK_S = 0.5
 """How often the job's own records are read while waiting."""
 
@@ -34,9 +35,10 @@ def finished_shards(session: Session, step: int, stage: str) -> set[int]:
 def wait(session: Session, step: int, stage: str, job: Job) -> Manifest | None:
     """The manifest of a stage that `job` makes; JobError when the job will not make it.
 
-    None when the job is an array that made some of its shards: the rest is to be submitted.
+    None when the job was stopped, or is an array that made some of its shards: the rest is to be
+    submitted.
     """
-    began, asked, told = time.monotonic(), 0.0, False
+    began, asked, told = time.monotonic(), 0.0, set[Outcome]()
     log = LogReader(lambda: log_files(job.folder))
     while True:
         manifest = session.run.manifest(step, stage)
@@ -45,58 +47,88 @@ def wait(session: Session, step: int, stage: str, job: Job) -> Manifest | None:
         if manifest is not None:
             session.served(job)
             return manifest
-        stop_if_asked(session, job)
+        if session.stopping.is_set():
+            _stop(session, job)
         now = time.monotonic()
         if now - asked >= ASK_S:
             asked = now
             outcome = _checked(session, step, stage, job)
             if isinstance(outcome, Failed):
                 return None
-            told = _tell(f"{step:06d}-{stage}", outcome, told)
-        time.sleep(min(LOOK_S + (now - began) / 50, LONGEST_LOOK_S))
+            _tell(f"{step:06d}-{stage}", job, outcome, told)
+        _pause(session, interval(now - began))
+
+
+def interval(waited_s: float) -> float:
+    """Seconds to the next look: what took hours is noticed a thousandth of that late, no more."""
+    soon = min(LOOK_S + waited_s / 50, SOON_S)
+    return max(soon, min(waited_s / 1000, LONGEST_LOOK_S))
+
+
+def _pause(session: Session, seconds: float) -> None:
+    """Sleep, less long where the user asks to stop."""
+    until = time.monotonic() + seconds
+    while (left := until - time.monotonic()) > 0 and not session.stopping.is_set():
+        time.sleep(min(left, SOON_S))
 
 
 def _checked(session: Session, step: int, stage: str, job: Job) -> Outcome:
     """What has become of the job; raises its error once neither it nor a manifest is there.
 
-    Failed: of an array, elements died, and others made what they were for.
+    Failed: the rest is to be submitted, of what it left when it was asked to stop, or of an array
+    whose elements died while others made what they were for.
     """
-    name, outcome = f"{step:06d}-{stage}", job.outcome(session.watch, committed=False)
+    name = f"{step:06d}-{stage}"
+    outcome = job.outcome(session.watch, lambda: session.run.manifest(step, stage) is not None)
     if not isinstance(outcome, Failed):
         return outcome
-    if session.run.manifest(step, stage) is not None:
-        return Running()
     session.watch.forget(job.job_id)
+    states = {start["state"] for start in records.last_starts(job.folder)}
+    if "STOPPED" in states and outcome.state in ("COMPLETED", "ENDED"):
+        outcome = Failed("STOPPED", "it was asked to stop, and nobody queued it again")
     error = job.gave_up(outcome, name)
-    if not _has_more(session, step, stage, job):
+    _cancel_ahead(session)
+    if outcome.state == "STOPPED":
+        print(f"{name}: job {job.job_id} was stopped: what it left goes out again", file=sys.stderr)
+    elif "FAILED" not in states and _made_shards(session, step, stage, job):
+        print(
+            f"{name}: elements of job {job.job_id} died: their shards go out again", file=sys.stderr
+        )
+    else:
         raise error
-    print(f"{name}: elements of job {job.job_id} died: their shards go out again", file=sys.stderr)
     return outcome
 
 
-def _has_more(session: Session, step: int, stage: str, job: Job) -> bool:
-    """Whether an array that is over made shards, and none of its elements raised an error."""
-    if any(start["state"] == "FAILED" for start in records.last_starts(job.folder)):
-        return False
+def _made_shards(session: Session, step: int, stage: str, job: Job) -> bool:
+    """Whether an array that is over made some of its shards."""
     asked = (records.read(job.folder / records.JOB) or {}).get(SHARES, [])
     return bool(finished_shards(session, step, stage) & {n for share in asked for n in share})
 
 
-def _tell(name: str, outcome: Outcome, told: bool) -> bool:
-    if isinstance(outcome, Requeued) and not told:
-        print(f"{name}: its job was requeued ({outcome.reason}); waiting", file=sys.stderr)
-    return told or isinstance(outcome, Requeued)
-
-
-def stop_if_asked(session: Session, job: Job | None) -> None:
-    """When the user asked to stop: cancel the job, unless detached, and leave."""
-    if not session.stopping.is_set():
+def _tell(name: str, job: Job, outcome: Outcome, told: set[Outcome]) -> None:
+    """Say, once each, why the job does not run; `told`: what was said of it."""
+    if not isinstance(outcome, Queued | Requeued) or outcome in told | {Queued()}:
         return
-    if job is None:
-        raise Stopped(f"stopped; run the same command again to continue {session.run.root}")
+    told.add(outcome)
+    state = "is queued" if isinstance(outcome, Queued) else "was requeued"
+    reason = f" ({outcome.reason})" if outcome.reason else ""
+    print(f"{name}: its job {job.job_id} {state}{reason}; waiting", file=sys.stderr)
+
+
+def _cancel_ahead(session: Session) -> None:
+    """End what waits for a job that will not end well. The cluster does so too, but later."""
+    if session.ahead is not None:
+        records.give_up(session.ahead.folder, "CANCELLED", "the job before it did not end well")
+        session.ahead.cancel()
+    session.ahead = None
+
+
+def _stop(session: Session, job: Job) -> NoReturn:
+    """The user asked to stop: cancel the job, unless detached, and leave."""
     if session.config.slurm.detach:
         raise Stopped(f"stopped; job {job.job_id} goes on, run the same command to wait for it")
     records.give_up(job.folder, "CANCELLED", "the flow was stopped")
+    _cancel_ahead(session)
     if not job.cancel():
         raise Stopped(
             f"stopped, but job {job.job_id} may go on: scancel failed or was not answered; "

@@ -39,6 +39,16 @@ def gang(config: Config, planned: Sequence[str], stage: str) -> tuple[str, ...]:
     return tuple(planned[first : last + 1])
 
 
+def next_gang(config: Config, planned: Sequence[str], stage: str) -> tuple[str, ...]:
+    """The stages of the job that follows in the step; () where none does, or nobody knows yet."""
+    if is_round(stage) or stage not in planned:
+        return ()
+    rest = planned[planned.index(gang(config, planned, stage)[-1]) + 1 :]
+    if not rest or config.placement_of(rest[0]) != "job":
+        return ()
+    return gang(config, planned, rest[0])
+
+
 def _together(config: Config, one: str, other: str) -> bool:
     if dealt(config, one) or dealt(config, other):
         return False
@@ -86,6 +96,7 @@ def order_of(
     stages: Sequence[str],
     attempt: str,
     shares: Sequence[Sequence[int]] = (),
+    after: str = "",
 ) -> Order:
     """The job of `stages` at `step` of the run in `root`; an array of one element a share."""
     common = {"run_dir": str(root), "step": step}
@@ -100,6 +111,7 @@ def order_of(
         allocation=config.allocation_of(stages[0]),
         code=code,
         site=site_of(config),
+        after=after,
         labels={**labels(step, stages), **({SHARES: list(map(list, shares))} if parts else {})},
     )
 

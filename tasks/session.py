@@ -42,6 +42,8 @@ class Session:
         self.plan: dict[int, list[str]] = {}
         """Stages of each step in their order, as the flow's loop will ask for them."""
         self.watch = Watch()
+        self.ahead: Job | None = None
+        """What waits in the queue for the job in hand to end well."""
         self.stopping = threading.Event()
         self.making: set[tuple[int, str]] = set()
         """Stages that this flow's own jobs were submitted for: found committed, they are new."""
@@ -55,10 +57,14 @@ class Session:
     def before_stage(self) -> None:
         """At every boundary: wait for disk space, stop if asked to, leave if replaced."""
         self._wait_for_space()
-        if self.stopping.is_set():
-            raise Stopped(f"stopped; run the same command again to continue {self.run.root}")
+        self.stop_if_asked()
         self.lease.check()
         self._settle()
+
+    def stop_if_asked(self) -> None:
+        """Leave when the user asked to stop and no job is in hand."""
+        if self.stopping.is_set():
+            raise Stopped(f"stopped; run the same command again to continue {self.run.root}")
 
     def served(self, job: Job) -> None:
         """A job gave what it was for: nobody asks about it again, and its folder is tidied."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from relax.stages.keys import done
 from relax.store import Manifest
 from slurm import entry
-from tasks.claims import obtain
+from tasks.claims import obtain, submit_ahead
 from tasks.jobs import wait
 from tasks.session import Session
 
@@ -49,6 +49,7 @@ def job(session: Session, step: int, stage: str) -> Manifest:
     left of an array whose elements died is submitted again, as long as each attempt made shards.
     """
     while (working := obtain(session, step, stage)) is not None:
+        submit_ahead(session, step, stage, working)
         if wait(session, step, stage, working) is not None:
             break
     manifest = done(session.run, step, stage)  # an earlier flow's job may have had other settings

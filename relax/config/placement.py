@@ -91,6 +91,8 @@ class SlurmSection(Section):
     """Allocation of `advantage`."""
     update_allocation: str = unkeyed("")
     """Allocation of `score` and `update` (and `sft`)."""
+    submit_ahead: bool = unkeyed(False)
+    """Submit the next job of a step with the one before it, to wait in the queue for its end."""
     local_models: bool = unkeyed(False)
     """Read the given models from copies on each node's own disk (the site's local_dir)."""
     detach: bool = unkeyed(False)

@@ -42,10 +42,12 @@ class Inputs:
     step: int
     shards: frozenset[int] | None = None
     """Of a stage made in shards, those that this attempt makes; None: all that are missing."""
+    stop: Callable[[], bool] = lambda: False
+    """Whether to leave the rest after the shard in hand."""
 
 
 class Unfinished(Exception):
-    """Others have yet to make shards of the stage: nothing to commit, no fault."""
+    """Shards of the stage are left, to others or to a later start: nothing to commit, no fault."""
 
 
 def perform_all(
@@ -53,13 +55,14 @@ def perform_all(
 ) -> bool:
     """Run stages one after another, each to its own commit, keeping warm what they share.
 
-    Between stages, where `stop` is true on rank 0, the rest is left. Returns whether all are done.
+    Between stages and shards, where `stop` is true on rank 0, the rest is left. Returns whether
+    all are done.
     """
     warm = Warm()
     for name in names:
-        if _from_first(stop()):
+        inputs = Inputs(Run.open(run_dir), step, stop=stop)
+        if _from_first(stop()) or _perform(inputs, name, attempt, warm) is None:
             return False
-        perform(run_dir, step, name, attempt, warm)
     _leave()
     return True
 
@@ -76,12 +79,15 @@ def perform_shards(
     """Make some shards of a stage, and its commit where the others are there by then.
 
     An element of an array: whichever finds all shards commits the stage, and the first one counts.
+    False where it was stopped before its own were through, perhaps.
     """
+    inputs = Inputs(Run.open(run_dir), step, frozenset(shards), stop)
     if _from_first(stop()):
         return False
-    _perform(Inputs(Run.open(run_dir), step, frozenset(shards)), name, attempt, Warm())
+    manifest = _perform(inputs, name, attempt, Warm())
+    stopped = _from_first(stop())
     _leave()
-    return True
+    return manifest is not None or not stopped
 
 
 def perform(run_dir: str, step: int, name: str, attempt: str, warm: Warm | None = None) -> Manifest:
@@ -95,7 +101,7 @@ def perform(run_dir: str, step: int, name: str, attempt: str, warm: Warm | None 
 
 
 def _perform(inputs: Inputs, name: str, attempt: str, warm: Warm) -> Manifest | None:
-    """The committed manifest; None where others have shards to make."""
+    """The committed manifest; None where shards are left."""
     started, run, step = time.time(), inputs.run, inputs.step
     stage = row_of(run, step, name)
     _settle_numerics(run)

@@ -107,7 +107,7 @@ def sample_groups(
 ) -> pa.Table:
     """The table `responses`: finished shards are read, the others sampled and kept one by one.
 
-    Raises Unfinished when shards are left that others make.
+    Raises Unfinished when shards are left, to others or as this attempt was asked to stop.
     """
     settings, size = config.rollout, groups.size
     params = sampling_params(settings)
@@ -138,6 +138,8 @@ def sample_groups(
         tables[number] = response_table(groups, shard, responses, settings, tokenizer)
         if len(shards) > 1:
             parts.commit(number, tables[number])
+            if inputs.stop():
+                break
     watch.measure(output)
     for shard in shards:  # those of others, finished meanwhile
         if shard.number not in tables and (table := parts.read(shard.number)) is not None:

@@ -107,6 +107,46 @@ def settings(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def pipeline(settings):
+    """A run with every stage: rollout (an array), reward on CPUs, the rest on two nodes."""
+    return {
+        **settings,
+        "num_steps_per_rollout": 2,  # so that scores are needed
+        "rollout_shard_groups": 2,
+        "rollout_array": 2,
+        "placement": "job",
+        "executor": "slurm",
+        "rollout_allocation": "sample",
+        "reward_allocation": "cpu",
+        "advantage_allocation": "train",
+        "update_allocation": "train",
+    }
+
+
+@pytest.fixture(scope="session")
+def beside(pipeline, tmp_path_factory):
+    """The run of `pipeline` by two ranks of this machine, without SLURM and without an array."""
+    from flows import train
+    from relax.flags import load_config
+    from relax.store import Run
+    from tasks.stage import perform
+
+    run_dir = tmp_path_factory.mktemp("beside") / "run"
+    names = ("rollout", "reward", "advantage", "update")
+    own = {
+        **pipeline,
+        **{f"{name}_allocation": "all" for name in names},
+        "allocations": {"all": {"tasks_per_node": 2}},
+        "executor": "local",
+        "rollout_placement": "inline",
+        "rollout_array": 1,
+        "run_dir": str(run_dir),
+    }
+    train.run(load_config(None, own), perform)
+    return Run.open(run_dir)
+
+
+@pytest.fixture(scope="session")
 def rolled_out(tmp_path_factory, settings):
     """A run whose first rollout is committed: {reward function: directory}, made when asked."""
     from flows.launch import launch

@@ -39,38 +39,31 @@ def prefect(lab, tmp_path_factory):
             runner.wait(15)
 
 
-def run_words(settings, run_dir, **more):
-    overrides = {
-        **settings,
-        "run_dir": str(run_dir),
-        "executor": "slurm",
-        "placement": "job",
-        "rollout_allocation": "sample",
-        "reward_allocation": "cpu",
-        "advantage_allocation": "train",
-        "update_allocation": "train",
-        "num_rollout": 1,
-        **more,
-    }
+def run_words(pipeline, run_dir, **more):
+    overrides = {**pipeline, "run_dir": str(run_dir), **more}
     parameter = f"overrides={json.dumps(overrides)}"
     return [PREFECT, "deployment", "run", "train/cluster", "--param", parameter]
 
 
-def test_deployment_run_trains_on_the_cluster(prefect, settings, tmp_path):
-    words = [*run_words(settings, tmp_path / "run"), "--watch"]
+def test_deployment_run_trains_on_the_cluster(prefect, pipeline, beside, tmp_path):
+    """Two steps of all stages, to the bit those of two ranks that no server drove."""
+    words = [*run_words(pipeline, tmp_path / "run"), "--watch"]
     found = subprocess.run(words, env=prefect, capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stdout + found.stderr
     run = Run.open(tmp_path / "run")
-    assert run.num_updates() == 1
-    ranks = {v for measure, v, _ in run.committed(0, "update").timing if measure == "ranks"}
+    assert run.num_updates() == 2
+    ranks = {v for measure, v, _ in run.committed(1, "score").timing if measure == "ranks"}
     assert ranks == {2.0}
+    assert run.policy_hash(2) == beside.policy_hash(2) != beside.policy_hash(1)
+    sampled = json.loads((run.root / "jobs/000001-rollout-1/job.json").read_text())
+    assert sampled["shares"] == [[0, 2], [1, 3]]
 
 
-def test_cancelled_flow_run_cancels_its_job(prefect, settings, tmp_path, accounted):
-    rewards = settings["custom_rm_path"].rsplit(":", 1)[0]
+def test_cancelled_flow_run_cancels_its_job(prefect, pipeline, tmp_path, accounted):
+    rewards = pipeline["custom_rm_path"].rsplit(":", 1)[0]
     Path(rewards).with_name("gate").unlink(missing_ok=True)
-    own = {"custom_rm_path": f"{rewards}:gated", "rollout_placement": "inline"}
-    words = run_words(settings, tmp_path / "run", **own)
+    own = {"custom_rm_path": f"{rewards}:gated", "rollout_placement": "inline", "rollout_array": 1}
+    words = run_words(pipeline, tmp_path / "run", **own)
     said = subprocess.run(words, env=prefect, capture_output=True, text=True, check=True).stdout
     (run_id,) = [line.split()[-1] for line in said.splitlines() if "UUID" in line]
     record = tmp_path / "run/jobs/000000-reward-1"

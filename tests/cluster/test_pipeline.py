@@ -17,6 +17,7 @@ from relax.flags import load_config
 from relax.stages.rounds import num_rounds
 from relax.store import Run
 from slurm import records
+from slurm.errors import JobError
 from tasks.stage import perform
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
@@ -35,52 +36,44 @@ def trained(settings, run_dir, **more):
     return Run.open(run_dir)
 
 
+def contents(run):
+    """The hashes of all that a run of two steps committed."""
+    stages = ("rollout", "reward", "score", "advantage", "update")
+    return {(n, stage): run.committed(n, stage).content for n in range(2) for stage in stages}
+
+
 def ranks_of(run, step, stage):
     return {v for measure, v, _ in run.committed(step, stage).timing if measure == "ranks"}
 
 
-def test_two_nodes_give_the_weights_of_two_ranks_elsewhere(lab, settings, tmp_path, accounted):
-    """Rollout (an array) and update on GPUs, reward on CPUs; the same two ranks on one host."""
-    settings = {**settings, "rollout_shard_groups": 2}
-    across = trained(
-        settings,
-        tmp_path / "across",
-        placement="job",
-        executor="slurm",
-        rollout_allocation="sample",
-        rollout_array=2,
-        reward_allocation="cpu",
-        advantage_allocation="train",
-        update_allocation="train",
-    )
-    local = {"all": {"tasks_per_node": 2}}
-    inside = {**TOGETHER, "rollout_placement": "inline"}
-    beside = trained(settings, tmp_path / "beside", allocations=local, **inside)
-    assert ranks_of(across, 1, "update") == ranks_of(beside, 1, "update") == {2.0}
+def test_two_nodes_give_the_weights_of_two_ranks_elsewhere(
+    lab, pipeline, beside, tmp_path, accounted
+):
+    """Rollout (an array), scores and update on GPUs, reward on CPUs; two ranks of one host."""
+    across = trained(pipeline, tmp_path / "across")
+    for stage in ("score", "update"):
+        assert ranks_of(across, 1, stage) == ranks_of(beside, 1, stage) == {2.0}
     assert across.policy_hash(1) != across.policy_hash(2)
     assert across.policy_hash(2) == beside.policy_hash(2)
-    assert across.committed(1, "update").content == beside.committed(1, "update").content
+    assert contents(across) == contents(beside)
 
     jobs = sorted(p.name for p in (across.root / "jobs").iterdir())
-    made = ("advantage", "reward", "rollout")
+    made = ("reward", "rollout", "score")
     assert jobs == [f"{n:06d}-{s}-1" for n in range(2) for s in made]
-    for step in range(2):
-        assert (
-            across.committed(step, "rollout").content == beside.committed(step, "rollout").content
-        )
     sampled = records.accounting(across.root / "jobs/000001-rollout-1")
     assert sampled is not None
     assert (sampled["elements"], sampled["shares"]) == (2, [[0, 2], [1, 3]])
-    update = once_completed(across.root / "jobs/000001-advantage-1")
-    assert update["stages"] == ["advantage", "update"]
+    update = once_completed(across.root / "jobs/000001-score-1")
+    assert update["stages"] == ["score", "advantage", "update"]
     assert (update["num_nodes"], update["gpus"], len(update["hosts"])) == (2, 2, 2)
     assert update["gpu_s"] == 2 * update["run_s"] > 0
     assert accounted(update["job_id"], "NNodes") == "2"
     reward = once_completed(across.root / "jobs/000001-reward-1")
     assert accounted(reward["job_id"], "Partition") == "cpu"
     per_step = [p for p in (across.root / "steps/000000").rglob("*") if p.is_file()]
-    per_step += [p for p in (across.root / "jobs").glob("000000-*/*") if p.is_file()]
     assert len(per_step) <= 15, per_step
+    packed = [p.name for p in (across.root / "jobs").glob("000000-*/*") if p.is_file()]
+    assert packed == ["job.json"] * 3
 
 
 def once_completed(folder, seconds=60):
@@ -90,6 +83,39 @@ def once_completed(folder, seconds=60):
         assert time.monotonic() < until, row
         time.sleep(0.05)
     return row
+
+
+def test_jobs_submitted_ahead_run_once_each_in_their_turn(lab, pipeline, beside, tmp_path, capsys):
+    """Each waits in SLURM's queue for the one before it, an array among them."""
+    run = trained({**pipeline, "submit_ahead": True, "num_rollout": 1}, tmp_path / "ahead")
+    assert run.policy_hash(1) == beside.policy_hash(1)
+    names = ("rollout", "reward", "score")
+    sampled, rewarded, updated = (
+        once_completed(run.root / f"jobs/000000-{name}-1") for name in names
+    )
+    assert [sampled["after"], rewarded["after"]] == ["", sampled["job_id"]]
+    assert updated["after"] == rewarded["job_id"]
+    assert sampled["submitted"] < rewarded["submitted"] < sampled["ended"] <= rewarded["started"]
+    assert rewarded["ended"] <= updated["started"]
+    assert len(list((run.root / "jobs").iterdir())) == 3
+    assert "waiting for it" not in capsys.readouterr().err
+
+
+def test_what_waits_for_a_failed_job_leaves_the_queue(
+    lab, pipeline, tmp_path, accounted, monkeypatch
+):
+    """Also where no flow is left to cancel it."""
+    monkeypatch.setattr("tasks.jobs._cancel_ahead", lambda session: None)
+    own = {**pipeline, "submit_ahead": True, "num_rollout": 1}
+    (tmp_path / "generate.py").write_text(
+        "async def answer(conversation):\n    raise ValueError('of a user')"
+    )
+    own["custom_generate_function_path"] = f"{tmp_path}/generate.py:answer"
+    with pytest.raises(JobError, match="of a user"):
+        trained(own, tmp_path / "ahead")
+    ahead = records.read(tmp_path / "ahead/jobs/000000-reward-1" / records.JOB)
+    assert ahead is not None
+    assert accounted(ahead["job_id"], "State").startswith("CANCELLED")
 
 
 DIES_ONCE = """

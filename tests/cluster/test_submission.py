@@ -1,6 +1,8 @@
 """Single jobs on a real SLURM: refusals, arrays, dying ranks, an outer job's environment."""
 
+import dataclasses
 import json
+import subprocess
 import time
 
 import pytest
@@ -15,7 +17,7 @@ from slurm.watch import Watch
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
 
 TARGETS = """
-import json, os, sys, time
+import json, os, subprocess, sys, time
 from pathlib import Path
 
 def note(place, directory, attempt, stop):
@@ -34,8 +36,11 @@ def leaves_work(directory, attempt, stop):
     if (Path(directory) / "first").exists():
         return True
     (Path(directory) / "first").touch()
+    child = subprocess.Popen(["sleep", "300"])
     while not stop():
         time.sleep(0.05)
+    time.sleep(0.5)  # SLURM signals every process of the job
+    Path(directory, "child").write_text(str(child.poll()))
     return False
 """
 
@@ -106,7 +111,7 @@ def test_array_runs_each_element_and_counts_as_one_job(order, tmp_path):
 def test_dying_rank_takes_its_job_down(order):
     folder, gang = order("one_rank_dies", {}, nodes=2)
     job, watch, start = submit(folder, gang), Watch(), time.monotonic()
-    while not isinstance(outcome := job.outcome(watch, committed=False), Failed):
+    while not isinstance(outcome := job.outcome(watch, lambda: False), Failed):
         assert time.monotonic() - start < 60
         time.sleep(0.1)
     assert outcome.state == "FAILED"
@@ -114,15 +119,21 @@ def test_dying_rank_takes_its_job_down(order):
 
 
 def test_job_asked_to_stop_goes_back_into_the_queue(order, tmp_path):
-    import subprocess
-
+    """Its ranks are told, and what they started (engines, sandboxes) lives on until they end."""
     folder, work = order("leaves_work", {"directory": str(tmp_path)}, minutes=60)
     job = submit(folder, work)
+    call = {"place": 0, "directory": str(tmp_path)}
+    behind = dataclasses.replace(order("note", call)[1], after=job.job_id)
+    records.claim(tmp_path / "behind", {})
+    submit(tmp_path / "behind", behind)
     while not (tmp_path / "first").exists():
         time.sleep(0.05)
     subprocess.run(["scancel", "--signal=USR2", job.job_id], check=True)
     first, second = ended(folder, 2)
     assert [first["state"], second["state"]] == ["STOPPED", "COMPLETED"]
+    assert (tmp_path / "child").read_text() == "None"
+    (waited,) = ended(tmp_path / "behind")  # for the second end, not for the first
+    assert waited["started"] >= second["ended"]
     row = records.accounting(folder)
     assert row is not None
     assert (row["restarts"], row["state"]) == (1, "COMPLETED")

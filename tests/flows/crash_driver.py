@@ -26,10 +26,12 @@ from crash_lab import flags
 import relax.stages.advantage
 import relax.stages.reward
 import relax.stages.rollout
+import relax.stages.score
 import relax.stages.update  # noqa: F401
 from flows import train  # noqa: F401
 from relax.cli import main
 from relax.engines.embedded import TransformersEngine
+from relax.schema import IDS_PER_STEP
 from relax.stages.training import trainer_options
 from relax.store import Run, disk
 from relax.store.arrow import content_hash
@@ -101,6 +103,18 @@ def log_samples(log: Path) -> None:
     TransformersEngine.sample = sample
 
 
+def log_scores(log: Path) -> None:
+    """One line a response whose log-probabilities are computed, with its step."""
+    whole = Actor.logp
+
+    def logp(self: Actor, sequences: Any, temperature: float) -> Any:
+        with log.open("a") as file:
+            file.writelines(f"score {s.sample_id // IDS_PER_STEP}\n" for s in sequences)
+        return whole(self, sequences, temperature)
+
+    Actor.logp = logp
+
+
 def drift() -> None:
     """Restoring gives one weight another last digit, as another machine's arithmetic would."""
     whole = Actor.restore
@@ -119,6 +133,7 @@ def run(command: dict[str, Any]) -> int:
     root = Path(command["settings"]["run_dir"])
     os.environ["CRASH_LOG"] = str(folder / "calls.log")
     log_samples(folder / "calls.log")
+    log_scores(folder / "calls.log")
     witness = Witness(root, command["die_at"], command["by"], folder / "marker.json")
     witness.install()
     if command["drift"]:

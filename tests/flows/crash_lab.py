@@ -51,7 +51,10 @@ class Ended:
 
     @property
     def calls(self) -> Counter[str]:
-        """How often each response was sampled (by its seed), and how often one was rewarded."""
+        """How often each response was sampled (by its seed), and how often one was rewarded.
+
+        And how often one was scored, by its step.
+        """
         log = self.folder / "calls.log"
         return Counter(log.read_text().splitlines() if log.exists() else ())
 

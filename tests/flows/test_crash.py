@@ -1,7 +1,7 @@
 """Kill the run before and after everything that it does to the disk; run it again; compare.
 
 The undisturbed run beside it must hold the same bits, and what was committed at the death must not
-have been sampled or rewarded a second time.
+have been sampled, rewarded or scored a second time.
 """
 
 from __future__ import annotations
@@ -49,6 +49,8 @@ class Scene:
         unrewarded = sum((step, "reward") not in done for step in range(NUM_STEPS))
         if unrewarded:
             wanted["reward"] = unrewarded * RESPONSES
+        scored = {step for step in range(NUM_STEPS) if f"{step}-score" in self.holds}
+        wanted |= {f"score {n}": RESPONSES for n in scored if (n, "score") not in done}
         calls = dict(again.calls)
         return [] if calls == wanted else [f"asked for {calls}, missing were {wanted}"]
 
@@ -132,6 +134,20 @@ def test_killed_without_a_checkpoint_redoes_the_updates(lab):
     check(last, [i for i in renames if events[i][2].startswith(("policies", "steps/000002"))])
 
 
+SCORED = {"num_steps_per_rollout": 2}
+
+
+def test_killed_around_a_score(lab):
+    """Two optimizer steps a rollout: what the score committed is not computed again."""
+    last = scene(lab, at_last_step(lab, **SCORED), **SCORED)
+    assert last.undisturbed.calls[f"score {LAST}"] == RESPONSES
+    commits = tuple(f"steps/{LAST:06d}/.staging-{s}-" for s in ("score", "advantage", "update"))
+    events = enumerate(last.undisturbed.events)
+    check(
+        last, [i for i, (_, what, path) in events if what == "rename" and path.startswith(commits)]
+    )
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_killed_before_and_after_everything_in_a_first_step(lab):
@@ -142,9 +158,10 @@ def test_killed_before_and_after_everything_in_a_first_step(lab):
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("save_interval", [1, 0])
-def test_killed_before_and_after_everything_in_a_last_step(lab, save_interval):
-    settings = {"save_interval": save_interval}
+@pytest.mark.parametrize(
+    "settings", [{}, {"save_interval": 0}, SCORED], ids=["saved", "unsaved", "scored"]
+)
+def test_killed_before_and_after_everything_in_a_last_step(lab, settings):
     last = scene(lab, at_last_step(lab, **settings), **settings)
     events = last.undisturbed.events
     check(last, list(range(first_of(events, LAST), len(events))))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from relax.store import Run
-from slurm.jobs import living
+from slurm.jobs import unfinished
 
 pytestmark = pytest.mark.integration
 
@@ -60,11 +60,11 @@ def test_cancelling_takes_the_flow_and_its_jobs(
     deployment_run(settings)
     wait_for_updates(settings["run_dir"], 1)
     jobs = Path(settings["run_dir"]) / "jobs"
-    until(lambda: living(jobs), "no job was running")
+    until(lambda: unfinished(jobs), "no job was running")
     running = of_server(prefect_server, "flow_runs", sort="START_TIME_DESC")[0]["id"]
     prefect_cli("flow-run", "cancel", running)
     assert state_of(prefect_server, running) == "Cancelled"
-    until(lambda: not living(jobs), "a job lived on")
+    until(lambda: not unfinished(jobs), "a job lived on")
     own = {"logs": {"flow_run_id": {"any_": [running]}}, "limit": 200}
     logged = lambda: [line["message"] for line in of_server(prefect_server, "logs", **own)]  # noqa: E731
     # What jobs wrote is in their tasks' logs.

@@ -34,6 +34,16 @@ def test_plan_and_scripts(tmp_path):
     assert not (tmp_path / "demo").exists()
 
 
+def test_jobs_submitted_ahead_name_the_job_before(tmp_path):
+    given = {**PLACED, "submit_ahead": True, "run_dir": str(tmp_path / "demo")}
+    apart = {"reward_placement": "job"}
+    for more, lines in (({}, [False, False]), (apart, [False, True, True])):
+        said = preview(load_config(None, {**given, **more}), steps)
+        scripts = said.split("# --- ")[1:]
+        wanted = "#SBATCH --dependency=afterok:ID_OF_THE_JOB_BEFORE\n"
+        assert [wanted in script for script in scripts] == lines
+
+
 def test_local_jobs_have_no_script(tmp_path):
     given = {**PLACED, "executor": "local", "run_dir": str(tmp_path / "demo")}
     assert "# 1 process(es) of this machine" in preview(load_config(None, given), steps)

@@ -267,6 +267,6 @@ def test_attempts_are_found_by_any_of_their_stages(tmp_path):
         record = {"step": 3, "stages": stages, "claimed": 1.0}
         records.write(tmp_path / name / records.CLAIM, record)
     (tmp_path / "000003-update-1").mkdir()  # no record: never claimed by us
-    found = attempts(tmp_path, {"step": 3, "stages": ["update", "sft"]})
+    found = attempts(tmp_path, "000003-*", {"step": 3, "stages": ["update", "sft"]})
     assert [p.name for p in found] == ["000003-advantage-1"]
-    assert attempts(tmp_path, {"step": 4, "stages": ["update"]}) == []
+    assert attempts(tmp_path, "0*", {"step": 4, "stages": ["update"]}) == []

@@ -1,5 +1,8 @@
 """The site profile: what it puts around a job, and one line for each fault."""
 
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -50,20 +53,50 @@ def test_setup_lines_of_a_whole_profile(profile):
     ]
 
 
+IFNAMES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
+
+
+def env(*more):
+    """The job's variables once more, inside of a container whose image may have others."""
+    names = ("PYTHONPATH", "PYTHONSAFEPATH", "PYTHONUNBUFFERED", "HF_HUB_OFFLINE")
+    names += ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "VLLM_CACHE_ROOT", "RELAX_LOCAL_DIR")
+    return "env " + " ".join(f'{name}="${name}"' for name in (*names, *more))
+
+
+def test_values_with_spaces_reach_a_container(tmp_path):
+    """The lines of a script, run: what the command inside gets, though the image has its own."""
+    site = Site(container="pyxis", image="i", environment={"WORDS": "a b$HOME"})
+    python = site.python_command(shlex.quote(sys.executable))
+    lines = [*site.setup_lines(tmp_path / "of me"), "export -n PYTHONPATH WORDS"]
+    show = "import os; print(os.environ['PYTHONPATH'], os.environ['WORDS'], sep='|')"
+    text = "\n".join([*lines, f"{python} -c {shlex.quote(show)}"])
+    said = subprocess.run(["bash", "-c", text], capture_output=True, text=True, check=True).stdout
+    assert said == f"{tmp_path}/of me|a b$HOME\n"
+
+
 def test_apptainer_wraps_the_interpreter(profile):
     assert load_site(profile(PROFILE)).python_command("/venv/bin/python") == (
-        "apptainer exec --nv --bind /runs --bind /models:/models:ro /images/relax.sif "
-        "/venv/bin/python"
+        "apptainer exec --nv --bind /runs:/runs --bind /models:/models:ro --bind /local:/local "
+        f"--bind /scratch/hf:/scratch/hf /images/relax.sif {env('HF_HOME', *IFNAMES, 'NCCL_DEBUG')}"
+        " /venv/bin/python"
     )
 
 
 def test_pyxis_goes_through_srun():
     site = Site(container="pyxis", image="relax.sqsh", mounts=("/runs:/runs", "/models"))
-    assert site.python_command("python3") == "python3"
+    assert site.python_command("python3") == f"{env()} python3"
     assert site.srun_arguments() == [
         "--container-image=relax.sqsh",
-        "--container-mounts=/runs:/runs,/models",
+        "--container-mounts=/runs:/runs,/models:/models",
     ]
+    assert Site(container="pyxis", image="i").srun_arguments() == ["--container-image=i"]
+    beside = Site(container="pyxis", image="i", mounts=("/a:/scratch",), local_dir="/scratch/x")
+    assert beside.srun_arguments()[1] == "--container-mounts=/a:/scratch"
+
+
+def test_without_a_container_python_is_the_submitters_own():
+    assert Site().python_command("/venv/bin/python") == "/venv/bin/python"
+    assert Site().srun_arguments() == []
 
 
 @pytest.mark.parametrize(

@@ -92,9 +92,9 @@ def test_several_calls_are_an_array_with_a_log_each():
 
 def test_container_of_the_site_reaches_the_command():
     site = Site(container="apptainer", image="relax.sif", python="python3")
-    assert "apptainer exec --nv relax.sif python3 -u -m submitit" in script(
-        Path("/f"), order(site=site)
-    )
+    command = script(Path("/f"), order(site=site)).splitlines()[-1]
+    assert " apptainer exec --nv relax.sif env PYTHONPATH=" in command
+    assert " python3 -u -m submitit.core._submit /f" in command
 
 
 @pytest.mark.parametrize(
@@ -104,6 +104,10 @@ def test_container_of_the_site_reaches_the_command():
         ("Invalid account or account/partition combination specified", "change account or"),
         ("Invalid qos specification", "change qos of"),
         ("Requested time limit is invalid (missing or exceeds some limit)", "change minutes of"),
+        (
+            "Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)",
+            "change qos, account, nodes or minutes of",
+        ),
         ("Requested node configuration is not available", "change gpus_per_node, cpus_per_task"),
         ("Memory specification can not be satisfied", "change mem_gb of"),
         ("Something unheard of", "look at"),

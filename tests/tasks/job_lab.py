@@ -8,6 +8,7 @@ from relax.flags import load_config
 from slurm import records
 from slurm.jobs import Job
 from slurm.watch import Seen, Watch
+from tasks.session import Session
 
 
 class Store:
@@ -30,6 +31,7 @@ def session_in(root):
         code=root / "code",
         plan={},
         making=set(),
+        ahead=None,
         lease=SimpleNamespace(check=lambda: None),
         relayed=[],
         stopping=threading.Event(),
@@ -41,6 +43,7 @@ def session_in(root):
     )
     made.served = made.served_jobs.append
     made.relay = made.relayed.append
+    made.stop_if_asked = lambda: Session.stop_if_asked(made)  # type: ignore[arg-type]
     made.jobs.mkdir()
     return made
 

@@ -6,6 +6,7 @@ import subprocess
 import pytest
 from job_lab import (
     DEAD,
+    FACTS,
     claimed,
     earlier,
     meanwhile,
@@ -71,6 +72,21 @@ def test_job_that_is_perhaps_over_and_comes_back_is_waited_for(session, submitte
     meanwhile(session, lambda: session.answers.update({"77": Seen("PENDING")}))
     assert claims.obtain(session, 3, "reward").job_id == "77"
     assert submitted == []
+
+
+def test_records_of_other_steps_are_not_opened(session, submitted, monkeypatch):
+    """Of a long run's folders the names alone are read: looking costs the same at every step."""
+    for step in range(20):
+        folder = session.jobs / f"{step:06d}-reward-1"
+        assert records.claim(folder, {**FACTS, "step": step, "stages": ["reward"]})
+        recorded(folder, str(step))
+    session.answers["3"] = Seen("FAILED")
+    read, opened = records.read, []
+    monkeypatch.setattr(records, "read", lambda path: opened.append(path) or read(path))
+    assert claims.obtain(session, 3, "reward").job_id == "101"
+    names = {path.parent.name for path in opened if path.parent.parent == session.jobs}
+    assert names == {"000003-reward-1", "000003-reward-2"}
+    assert len(opened) < 20
 
 
 def test_forgotten_attempts_do_not_hide_the_living_one(session, submitted):

@@ -1,5 +1,6 @@
 """Waiting for jobs, and leaving them."""
 
+import itertools
 import subprocess
 import threading
 import time
@@ -11,8 +12,8 @@ from relax.flags import load_config
 from slurm import jobs as slurm_jobs
 from slurm import records
 from slurm.errors import JobError
-from slurm.jobs import Job, living
-from slurm.outcome import Queued, Requeued, Running
+from slurm.jobs import Job, unfinished
+from slurm.outcome import Done, Failed, Queued, Requeued, Running
 from slurm.watch import Seen
 from tasks import cancel, jobs
 from tasks.session import Stopped
@@ -50,6 +51,102 @@ def test_wait_raises_the_end_of_the_log_when_the_node_said_nothing(session):
         jobs.wait(session, 3, "reward", Job.load(folder))
     assert str(raised.value).endswith("one\ntwo\nslurmstepd: error: oom-kill")
     assert session.relayed == ["one", "two", "slurmstepd: error: oom-kill"]
+
+
+def test_job_that_commits_as_it_ends_is_done(session, monkeypatch):
+    """The manifest is looked for after the job's end was seen, not before."""
+    folder, order = earlier(session), []
+    session.answers["77"] = Seen("COMPLETED")
+    monkeypatch.setattr("slurm.outcome.COMMIT_GRACE_S", 0.0)
+    session.watch.now("77")
+    job, ask = Job.load(folder), session.watch.seen
+    monkeypatch.setattr(session.watch, "seen", lambda job_id: order.append("asked") or ask(job_id))
+    assert job.outcome(session.watch, lambda: not order.append("looked")) == Done()
+    assert order == ["asked", "looked"]
+    assert job.outcome(session.watch, lambda: False).state == "COMPLETED"
+    started(folder, "FAILED")
+    assert job.outcome(session.watch, lambda: True) == Done()
+    assert job.outcome(session.watch, lambda: False) == Failed("FAILED", "it failed")
+
+
+@pytest.mark.parametrize("state", ["COMPLETED", "CANCELLED"])
+def test_what_a_stopped_job_left_goes_out_again(session, monkeypatch, capsys, state):
+    """One that could not queue itself again, that is: one that the user cancelled is missed."""
+    folder = earlier(session)
+    started(folder, "STOPPED")
+    session.answers["77"] = Seen(state)
+    monkeypatch.setattr("slurm.outcome.COMMIT_GRACE_S", 0.0)
+    session.watch.now("77")
+    job = Job.load(folder)
+    if state == "CANCELLED":
+        with pytest.raises(JobError, match="job 77 is CANCELLED: it was cancelled"):
+            jobs.wait(session, 3, "reward", job)
+        return
+    assert jobs.wait(session, 3, "reward", job) is None
+    said = "000003-reward: job 77 was stopped: what it left goes out again\n"
+    assert capsys.readouterr().err == said
+    assert records.accounting(folder)["state"] == "STOPPED"
+
+
+class Clock:
+    """A clock that goes on by sleeping alone."""
+
+    def __init__(self):
+        self.now = 1000.0
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+
+def test_looks_grow_rarer_with_the_time_waited(session, monkeypatch):
+    """At once for minutes, every two seconds after half an hour: a shared file system is spared."""
+    clock, looks, found = Clock(), [], object()
+    monkeypatch.setattr(jobs, "time", clock)
+    monkeypatch.setattr(jobs, "_checked", lambda *_: Running())
+
+    def manifest(step, stage):
+        looks.append(clock.now - 1000.0)
+        return found if looks[-1] > 3600 else None
+
+    monkeypatch.setattr(session.run, "manifest", manifest)
+    assert jobs.wait(session, 3, "reward", Job.load(earlier(session))) is found
+    gaps = [(one, other - one) for one, other in itertools.pairwise(looks)]
+    assert max(gap for at, gap in gaps if at < 180) <= 0.2
+    assert max(gap / max(at, 150) for at, gap in gaps) <= 0.0011
+    assert {round(gap, 1) for at, gap in gaps if at > 2100} == {2.0}
+    assert len(looks) < 5000
+
+
+def test_a_wish_to_stop_is_not_slept_over(session, monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(jobs, "time", clock)
+    monkeypatch.setattr(clock, "sleep", lambda s: session.stopping.set() or Clock.sleep(clock, s))
+    jobs._pause(session, 2.0)
+    assert clock.now == 1000.0 + jobs.SOON_S
+
+
+def test_why_a_job_does_not_run_is_told_once(session, monkeypatch, capsys):
+    clock, job = Clock(), Job.load(earlier(session))
+    monkeypatch.setattr(jobs, "time", clock)
+    seen = [Queued(), *[Queued("Priority")] * 3, Queued("Resources"), Running()]
+    seen += [Requeued("BeginTime"), Requeued("BeginTime"), Requeued()]
+
+    def checked(*_):
+        if len(seen) == 1:
+            session.run.found = object()
+        return seen.pop(0)
+
+    monkeypatch.setattr(jobs, "_checked", checked)
+    jobs.wait(session, 3, "reward", job)
+    assert capsys.readouterr().err.splitlines() == [
+        "000003-reward: its job 77 is queued (Priority); waiting",
+        "000003-reward: its job 77 is queued (Resources); waiting",
+        "000003-reward: its job 77 was requeued (BeginTime); waiting",
+        "000003-reward: its job 77 was requeued; waiting",
+    ]
 
 
 @pytest.fixture
@@ -97,7 +194,7 @@ def test_failure_before_a_restart_counts_no_more(session):
     started(folder, "RUNNING", restart=1)
     (folder / "job.log").write_text("going on\n")
     job = Job.load(folder)
-    assert job.outcome(session.watch, committed=False) == Running()
+    assert job.outcome(session.watch, lambda: False) == Running()
     assert job.last_words() == "going on"
 
 
@@ -109,9 +206,9 @@ def test_pending_from_before_a_jobs_start_is_no_requeue(session):
     session.watch.now("77")
     begun = {"restart": 0, "element": None, "state": "RUNNING", "hosts": []}
     records.write(folder / "node-0.json", {**begun, "started": time.time() + 1})
-    assert job.outcome(session.watch, committed=False) == Queued()
+    assert job.outcome(session.watch, lambda: False) == Queued()
     records.write(folder / "node-0.json", {**begun, "started": time.time() - 60})
-    assert job.outcome(session.watch, committed=False) == Requeued()
+    assert job.outcome(session.watch, lambda: False) == Requeued()
 
 
 def test_cancelling_goes_on_where_a_process_has_just_ended(session, sleepers, monkeypatch):
@@ -137,7 +234,7 @@ def test_array_of_which_one_element_failed_is_cancelled(session, sleepers):
     started(folder, "RUNNING", element=1)
     assert cancel.cancel_jobs(str(session.run.root)) == [folder.name]
     assert [process.wait() for process in processes] == [-9, -9]
-    assert living(session.jobs) == []
+    assert unfinished(session.jobs) == []
 
 
 def test_job_that_was_given_up_and_goes_on_is_cancelled(session, sleepers):

@@ -12,7 +12,7 @@ from relax.engines.embedded import TransformersEngine
 from relax.schema import RESPONSES
 from relax.stages import STAGES
 from relax.stages.keys import key_parts
-from relax.stages.perform import perform_shards
+from relax.stages.perform import perform_all, perform_shards
 from relax.store import Output
 from relax.store.manifest import digest
 from relax.store.parts import Parts, finished
@@ -136,6 +136,47 @@ def test_shards_made_apart_are_committed_by_who_finds_them_all(start, tmp_path):
     assert [p.name for p in (run.root / "steps/000000").iterdir()] == ["rollout"]
     assert mine(2)  # come late: it is there already
     assert [p.name for p in (run.root / "steps/000000").iterdir()] == ["rollout"]
+
+
+def asked_after(number):
+    """A wish to stop that comes with the `number`-th look for one."""
+    looks = []
+    return lambda: len(looks.append(1) or looks) >= number
+
+
+def test_a_rollout_asked_to_stop_keeps_its_finished_shards(start, tmp_path):
+    """It is looked for before the stage and after each shard; the next start makes the rest."""
+    run = start(rollout_shard_groups=1)
+    names, root = ("rollout", "reward"), str(run.root)
+    assert perform_all(root, 0, names, "first", asked_after(4)) is False
+    key = digest(key_parts(run, 0, STAGES["rollout"]))
+    assert finished(run.root, 0, "rollout", key) == {0, 1, 2}
+    assert [p.name for p in (run.root / "steps/000000").iterdir()] == [".rollout.parts"]
+    assert perform_all(root, 0, names, "second", lambda: False) is True
+    timing = {name: value for name, value, _ in run.committed(0, "rollout").timing}
+    assert (timing["responses asked"], timing["responses reused"]) == (8, 6)
+    whole = start(rollout_shard_groups=1, run_dir=str(tmp_path / "whole"))
+    do(whole)
+    assert run.committed(0, "rollout").content == whole.committed(0, "rollout").content
+    assert run.committed(0, "reward").attempt == "second"
+
+
+def test_an_element_asked_to_stop_in_its_shards_has_work_left(start):
+    run = start(rollout_shard_groups=1)
+    mine = lambda stop: perform_shards(  # noqa: E731
+        str(run.root), 0, "rollout", [0, 2], attempt="test", stop=stop
+    )
+    assert mine(asked_after(2)) is False
+    key = digest(key_parts(run, 0, STAGES["rollout"]))
+    assert finished(run.root, 0, "rollout", key) == {0}
+    assert mine(lambda: False) is True
+    assert finished(run.root, 0, "rollout", key) == {0, 2}
+
+
+def test_a_wish_to_stop_in_the_last_shard_costs_nothing(start):
+    run = start(rollout_shard_groups=1)
+    assert perform_all(str(run.root), 0, ["rollout"], "test", asked_after(5)) is True
+    assert run.committed(0, "rollout").attempt == "test"
 
 
 def test_shards_of_another_key_are_not_read(tmp_path):
