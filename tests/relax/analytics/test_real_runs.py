@@ -1,6 +1,7 @@
 """Questions to runs that were really made: of several turns, of rounds, and by default settings."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -9,8 +10,12 @@ from flows import train
 from relax.analytics import open_run
 from relax.analytics.questions import question
 from relax.analytics.sample import sample, summary
+from relax.analytics.show import folded, step_states
+from relax.cli import main
+from relax.doctor.disk import disk_facts, files_fact
 from relax.flags import load_config
 from relax.store import Run
+from relax.store.commit import step_dir
 from tasks import stage
 
 PYTHON = '''
@@ -49,11 +54,13 @@ def model(tmp_path_factory):
 def trained(model, tmp_path_factory):
     """Train with some settings: the run. Paths of functions are completed."""
 
-    def run(labels=("mixed",) * 4, **settings) -> Run:
+    def run(labels=("mixed",) * 4, *, evaluated=False, **settings) -> Run:
         root = tmp_path_factory.mktemp("run")
         (root / "own.py").write_text(PYTHON)
         lines = [json.dumps({"input": f"{n}=", "label": x}) + "\n" for n, x in enumerate(labels)]
         (root / "prompts.jsonl").write_text("".join(lines))
+        if evaluated:
+            settings["eval_prompt_data"] = str(root / "prompts.jsonl")
         for name in settings.keys() & {"custom_generate_function_path"}:
             settings[name] = f"{root / 'own.py'}:{settings[name]}"
         train.run(
@@ -122,6 +129,61 @@ def test_a_filtered_group_is_consumed_too(drawn_in_rounds):
     assert answer(drawn_in_rounds, "consumed-once") == [(0, 9, 0, 0)]
     ((kept,),) = open_run(drawn_in_rounds.root).sql("SELECT count(*) FROM prompts").fetchall()
     assert kept == 4
+
+
+def files_of_step(run: Run, step: int = 0, *, evaluation: bool = False) -> int:
+    """What a finished step, or the evaluation at it, leaves; not the policy: it is replaced."""
+    folders = [step_dir(run.root, step), *run.root.glob(f"jobs/{step:06d}-*")]
+    files = [str(path) for folder in folders for path in folder.rglob("*") if path.is_file()]
+    return sum(("evaluate" in path) == evaluation for path in files)
+
+
+def test_a_finished_step_has_the_files_that_check_tells(trained, talked, drawn_in_rounds):
+    plain = trained(num_rollout=1)
+    assert files_of_step(plain) == 12
+    assert files_fact(plain.config) == "12 a step, 12 in all"
+    assert files_of_step(talked) == 15  # with the stage score
+    assert files_fact(talked.config) == "15 a step, 30 in all"
+    assert [files_of_step(drawn_in_rounds, step) for step in (0, 1)] == [28, 20]
+    assert files_fact(drawn_in_rounds.config).startswith("12 a step and 8 a round: ")
+
+
+def test_jobs_add_one_file_each_and_an_evaluation_three(trained):
+    run = trained(**TWO_STEPS, num_rollout=1, placement="job", executor="debug", evaluated=True)
+    assert files_of_step(run) == 20
+    assert files_fact(run.config) == "20 a step, 20 in all"
+    assert [files_of_step(run, step, evaluation=True) for step in (0, 1)] == [4, 4]
+    facts = disk_facts(run.config, None, [])
+    assert facts["evaluations"].startswith("2 of 4 files, 8 in all")
+
+
+def test_rounds_have_a_column_and_their_bytes_count(drawn_in_rounds, capsys):
+    states = step_states(drawn_in_rounds)
+    assert [state.rounds for state in states] == [2, 1]
+    for state in states:
+        tables = step_dir(drawn_in_rounds.root, state.step).rglob("*.arrow")
+        assert state.bytes == sum(path.stat().st_size for path in tables)
+    assert [len(group) for group in folded(states)] == [1, 1]  # a checkpoint of the last alone
+    assert main(["show", str(drawn_in_rounds.root)]) == 0
+    title, first = [line for line in capsys.readouterr().out.splitlines() if line[:1] in "┃│"][:2]
+    assert [cell.strip() for cell in title.split("┃")][1:4] == ["step", "rounds", "rollout"]
+    assert [cell.strip() for cell in first.split("│")][1:4] == ["0", "2", "ok"]
+
+
+def test_a_round_that_was_left_is_not_taken_for_its_stage(drawn_in_rounds, tmp_path):
+    root = tmp_path / "left"
+    shutil.copytree(drawn_in_rounds.root, root)
+    for name in ("rollout", "reward", "reward.2", "advantage", "update"):
+        shutil.rmtree(step_dir(root, 0) / name)
+    (step_dir(root, 0) / ".staging-reward.2-inline-1-2").mkdir()
+    (step_dir(root, 0) / ".rollout.3.parts").mkdir()
+    (step_dir(root, 0) / "mine").mkdir()
+    first = step_states(Run.open(root))[0]
+    assert first.stages == {
+        "rollout.1": "committed", "reward.1": "committed", "rollout.2": "committed",
+        "reward.2": "unfinished", "rollout.3": "unfinished",
+    }  # fmt: skip
+    assert (first.rounds, first.worst_round) == (3, "unfinished")
 
 
 def test_the_numbers_under_a_response_are_of_valid_tokens(talked):
