@@ -181,8 +181,10 @@ FROM (
         ),
         Question(
             "lost-attempts",
-            "jobs that ended without making their stage",
-            "SELECT {run}step, stage, attempt, job_id FROM jobs WHERE NOT committed ORDER BY ALL",
+            "jobs that ended without making their stage, and the GPU seconds they took",
+            """
+SELECT {run}step, stage, attempt, job_id, state, gpu_s FROM jobs WHERE NOT committed
+ORDER BY ALL""",
         ),
     )
 }

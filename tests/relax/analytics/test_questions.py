@@ -34,7 +34,7 @@ ANSWERS = {
     "held-out": [("held_out", "greedy", 0, 2, 0.5, 1.0)],
     "cost-per-stage": [("reward", 1, None, None, None, None)],
     "idle-share": [],
-    "lost-attempts": [(2, "advantage", "job-1", None)],
+    "lost-attempts": [(2, "advantage", "job-1", None, None, None)],
 }
 
 FIRST_ROWS = ("longest-wrong", "stage-seconds")
