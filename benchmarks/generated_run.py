@@ -117,6 +117,8 @@ def _commit_rest(
         "train/loss": 0.01,
         "train/grad_norm": 1.0,
         "train/pg_clipfrac": 0.02 + 1e-4 * step,
+        "train/pg_clipfrac_pos": 0.01,
+        "train/pg_clipfrac_neg": 0.01 + 1e-4 * step,
         "train/train_rollout_logprob_abs_diff": drift,
     }
     _commit(run, step, "update", metrics=metric_table([train, train]))

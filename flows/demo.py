@@ -8,6 +8,7 @@ from pathlib import Path
 
 from relax.analytics import open_run
 from relax.analytics.plot import plot_rewards
+from relax.analytics.views import OpenRun
 from relax.data.tasks import TASKS, build_model, build_tokenizer, write_task
 from relax.store import Run
 
@@ -90,16 +91,21 @@ def prepare(root: Path, task: str, seed: int) -> Path:
 
 def tell(run_dir: Path) -> None:
     """Held-out accuracy before and after, the plot, and what to ask next."""
-    accuracy = open_run(run_dir).sql(
-        "SELECT decoding, policy_version, avg(reward) FROM evals GROUP BY ALL ORDER BY ALL"
-    )
-    print("\nheld-out accuracy (200 prompts)")
-    for decoding, version, reward in accuracy.fetchall():
-        print(f"  {decoding:8} policy {version:3}: {reward:.3f}")
+    tell_accuracy(open_run(run_dir), "held-out accuracy (200 prompts)")
     plot = plot_rewards(run_dir, run_dir / "rewards.png")
     print(f"\nreward curve: {plot}\nask the run anything, for instance:")
     for question in QUESTIONS:
         print(f'  .venv/bin/relax sql {run_dir} "{question}"')
+
+
+def tell_accuracy(run: OpenRun, title: str) -> None:
+    """Mean reward of each evaluation: a line for each decoding and policy."""
+    print(f"\n{title}")
+    accuracy = run.sql(
+        "SELECT decoding, policy_version, avg(reward) FROM evals GROUP BY ALL ORDER BY ALL"
+    )
+    for decoding, version, reward in accuracy.fetchall():
+        print(f"  {decoding:8} policy {version:3}: {reward:.3f}")
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from flows.demo import tell_accuracy
 from relax.analytics import open_run
 from relax.analytics.plot import plot_rewards
 from relax.data.order import permutation
@@ -95,12 +96,7 @@ def write_sums(directory: Path, seed: int) -> None:
 def tell(run_dir: Path) -> None:
     """Held-out accuracy before and after, a few answers, and the plot."""
     run = open_run(run_dir)
-    accuracy = run.sql(
-        "SELECT decoding, policy_version, avg(reward) FROM evals GROUP BY ALL ORDER BY ALL"
-    )
-    print("\nheld-out exact answers (20 prompts)")
-    for decoding, version, reward in accuracy.fetchall():
-        print(f"  {decoding:8} policy {version:3}: {reward:.3f}")
+    tell_accuracy(run, "held-out exact answers (20 prompts)")
     print("\nheld-out answers, sampled: before -> after")
     for _, label, before, after in run.sql(ANSWERS).fetchall():
         print(f"  ({label}) {before!r} -> {after!r}")

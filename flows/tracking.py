@@ -1,10 +1,15 @@
-"""wandb, where it is asked for: the metrics table by step, and some samples now and then."""
+"""wandb, where it is asked for: the metrics tables by step, and some samples now and then.
+
+`step` is a metric that the others are drawn over, not wandb's own counter: that one only goes
+forward, and drops what `relax train` has to say of a step after `relax evaluate` logged there.
+"""
 
 from __future__ import annotations
 
 import json
 import secrets
 from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 from statistics import fmean
 from types import TracebackType
@@ -12,22 +17,24 @@ from typing import Any
 
 from relax.config import WandbSection
 from relax.errors import ConfigError
+from relax.stages import is_round
 from relax.store import Manifest, Run, disk, rows
-from relax.store.commit import step_dir
 
 RECORD = "wandb.json"
+STEP = "step"
 SAMPLES = 16
 
 
 class Tracker:
-    """Logs a step when the stage that ends it is there. A resumed run goes on in the same one.
+    """Logs an evaluation once it is there, and the rest of a step with the stage that ends it.
 
-    RUN/wandb.json holds the wandb run's id and the last step that was logged.
+    A resumed run goes on in the same wandb run. RUN/wandb.json holds that one's id, the last step
+    that was logged and the evaluations that were.
     """
 
     def __init__(self, settings: WandbSection, root: Path, last_stage: str) -> None:
         self.settings, self.root, self.last_stage = settings, root, last_stage
-        self.record: dict[str, Any] = {"id": secrets.token_hex(4), "logged": -1}
+        self.record: dict[str, Any] = {"id": secrets.token_hex(4), "logged": -1, "evaluated": []}
         self.wandb_run: Any = None
 
     def __enter__(self) -> Tracker:
@@ -41,7 +48,7 @@ class Tracker:
             ) from None
         self.root.mkdir(parents=True, exist_ok=True)
         if (self.root / RECORD).exists():
-            self.record = json.loads((self.root / RECORD).read_text())
+            self.record |= json.loads((self.root / RECORD).read_text())
         self.wandb_run = wandb.init(
             id=self.record["id"],
             resume="allow",
@@ -51,6 +58,7 @@ class Tracker:
             dir=str(self.root),
             settings=wandb.Settings(silent=True, disable_git=True, x_disable_stats=True),
         )
+        self.wandb_run.define_metric("*", step_metric=STEP)
         return self
 
     def __exit__(
@@ -65,19 +73,26 @@ class Tracker:
     def report(self, root: Path, manifest: Manifest, reused: bool) -> None:
         """One finished stage."""
         del reused
-        ends_step = manifest.stage == self.last_stage
-        if self.wandb_run is None or not ends_step or manifest.step <= self.record["logged"]:
+        step = manifest.step
+        if self.wandb_run is None:
             return
-        run = Run.open(root)
-        logged: dict[str, Any] = metrics_of(run, manifest.step)
+        if manifest.stage == "evaluate" and step not in self.record["evaluated"]:
+            logged = metrics_of(Run.open(root), step, ["evaluate"])
+            self.record["evaluated"].append(step)
+        elif manifest.stage == self.last_stage != "evaluate" and step > self.record["logged"]:
+            logged = self._step(Run.open(root), step)
+            self.record["logged"] = step
+        else:
+            return
+        self.wandb_run.log({STEP: step, **logged})
+        disk.write_whole(root / RECORD, json.dumps(self.record).encode())
+
+    def _step(self, run: Run, step: int) -> dict[str, Any]:
+        """All of a step but its evaluation; what rounds drew stands in its rollout and reward."""
+        stages = [name for _, name, _ in run.stages(step) if not is_round(name)]
+        logged: dict[str, Any] = metrics_of(run, step, [n for n in stages if n != "evaluate"])
         interval = self.settings.wandb_samples_interval
-        if interval and manifest.step % interval == 0:
-            logged |= self._samples(run, manifest.step)
-        self.wandb_run.log(logged, step=manifest.step)
-        self.record["logged"] = manifest.step
-        scratch = root / f".{RECORD}"
-        disk.write_bytes(scratch, json.dumps(self.record).encode())
-        disk.rename(scratch, root / RECORD)
+        return logged | (self._samples(run, step) if interval and step % interval == 0 else {})
 
     def _samples(self, run: Run, step: int) -> dict[str, Any]:
         """A table of the step's first responses with their rewards."""
@@ -96,13 +111,13 @@ class Tracker:
         return {"samples": wandb.Table(columns=["prompt", "response", "reward"], data=lines)}
 
 
-def metrics_of(run: Run, step: int) -> dict[str, float]:
-    """All metrics of a step by name; the mean over its optimizer steps."""
+def metrics_of(run: Run, step: int, stages: Iterable[str]) -> dict[str, float]:
+    """All metrics of some stages of a step by name; the mean over their optimizer steps."""
     found: dict[str, list[float]] = defaultdict(list)
-    for folder in sorted(step_dir(run.root, step).glob("[a-z]*")):
-        manifest = run.manifest(step, folder.name)
+    for stage in stages:
+        manifest = run.manifest(step, stage)
         if manifest is not None and "metrics" in manifest.tables:
-            table = rows(run.table(step, folder.name, "metrics"))
+            table = rows(run.table(step, stage, "metrics"))
             for name, value in zip(table.metric, table.value.tolist(), strict=True):
                 found[name].append(value)
     return {name: fmean(values) for name, values in found.items()}

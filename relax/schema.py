@@ -179,7 +179,7 @@ METRICS = Table(
 TIMING = Table(
     "timing",
     (
-        Column("measure", TEXT, "", "what was measured: seconds/..., host, threads, attempt"),
+        Column("measure", TEXT, "", "what was measured: seconds/..., tokens/..., started, host"),
         Column("value", REAL, "as the measure says", "clock- and machine-dependent number", True),
         Column("text", TEXT, "", "machine-dependent text", True),
     ),
@@ -207,9 +207,9 @@ STEP = Column("step", ID, "", "step of the run, from 0")
 STAGE = Column("stage", TEXT, "", "stage that committed it")
 
 
-def _beside(table: Table, *keys: str) -> tuple[Column, ...]:
-    """The columns of a table that is joined by `keys`."""
-    return tuple(c for c in table.columns if c.name not in keys)
+def columns_beside(table: Table, *keys: Column) -> tuple[Column, ...]:
+    """What a table that is joined by `keys` adds: its other columns."""
+    return tuple(c for c in table.columns if c not in keys)
 
 
 MEAN_REWARD = Column("reward", REAL, "", "mean reward, as post-processed", True)
@@ -226,10 +226,10 @@ VIEWS = {
                 RUN,
                 STEP,
                 *RESPONSES.columns,
-                *_beside(PROMPTS, GROUP.name),
-                *_beside(REWARDS, SAMPLE.name, GROUP.name),
-                *_beside(ADVANTAGES, SAMPLE.name, GROUP.name),
-                *_beside(SCORES, SAMPLE.name),
+                *columns_beside(PROMPTS, GROUP),
+                *columns_beside(REWARDS, SAMPLE, GROUP),
+                *columns_beside(ADVANTAGES, SAMPLE, GROUP),
+                *columns_beside(SCORES, SAMPLE),
             ),
         ),
         Table(
@@ -291,6 +291,7 @@ VIEWS = {
                 Column("queue_s", REAL, "s", "its job waited in the queue", True),
                 Column("run_s", REAL, "s", "its job ran, all its stages and restarts", True),
                 Column("gpus", COUNT, "", "GPUs of its job", True),
+                Column("gpu_s", REAL, "GPU s", "its job's run_s times its GPUs", True),
                 Column("num_nodes", COUNT, "", "nodes of its job", True),
                 Column("restarts", COUNT, "", "times its job was requeued", True),
             ),

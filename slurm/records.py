@@ -4,7 +4,7 @@ claim.json    the submitter, before it submits: who it is, and what it will subm
 job.json      the submitter, once the job has an id: the claim and that id; of a submitter that
               died in between, who finds the job
 node-R.json   rank 0 of the job's R-th start (restarts count from 0)
-outcome.json  the flow, when it gave the job up
+outcome.json  the flow, when it gave the job up: why, and what it cost
 Once all is over they are joined in job.json, from which questions about jobs are answered.
 """
 
@@ -204,9 +204,14 @@ def _state(last: list[dict[str, Any]], num_elements: int) -> str:
     return "RUNNING" if states else "PENDING"
 
 
+COST = ("queue_s", "run_s", "gpu_s", "restarts")
+
+
 def give_up(folder: Path, state: str, reason: str) -> None:
-    """Write down that nobody waits for a job any more, and why."""
-    write(folder / OUTCOME, {"state": state, "reason": reason, "seen": time.time()})
+    """Write down that nobody waits for a job any more, why, and what it cost until then."""
+    row = accounting(folder) or {}
+    cost = {name: row[name] for name in COST if name in row}
+    write(folder / OUTCOME, {**cost, "state": state, "reason": reason, "seen": time.time()})
 
 
 def settle(folder: Path, *, lingering_s: float = 5.0) -> bool:

@@ -75,6 +75,8 @@ def step_loss(
             total = total + settings["kl_loss_coef"] * sums["train/kl_loss"]
         sums["train/loss"] = total
         means["train/pg_clipfrac"] = clipped_BT
+        means["train/pg_clipfrac_pos"] = clipped_BT * (advantage_BT > 0)
+        means["train/pg_clipfrac_neg"] = clipped_BT * (advantage_BT < 0)
         tensors = (logp_BT, old_logp_BT, advantage_BT, mask_BT)
         means["train/silenced_frac"] = silenced(objective, given, *tensors)
         means |= drift(batch, old_logp_BT, settings)

@@ -52,15 +52,15 @@ FROM responses GROUP BY ALL ORDER BY ALL""",
         ),
         Question(
             "drift-by-position",
-            "trainer against engine, by token position: the newest ten steps",
+            "trainer against engine, by position of the valid tokens: the newest ten steps",
             f"""
 SELECT {{run}}2 ** bucket - 1 AS from_token, count(*) AS tokens, avg(d) AS mean_drift,
        avg(abs(d)) AS abs_drift, max(abs(d)) AS max_drift
 FROM (
-    SELECT {{run}}unnest(old_logp) - unnest(rollout_logp) AS d,
+    SELECT {{run}}unnest(old_logp) - unnest(rollout_logp) AS d, unnest(mask) AS valid,
            floor(log2(unnest(range(1, len(tokens) + 1))))::INT AS bucket
     FROM responses WHERE {NEWEST} AND old_logp IS NOT NULL
-) GROUP BY ALL ORDER BY ALL""",
+) WHERE valid GROUP BY ALL ORDER BY ALL""",
             needs="old_logp, which the stage score writes",
         ),
         Question(
@@ -120,17 +120,15 @@ FROM metrics WHERE stage = 'update' GROUP BY ALL ORDER BY ALL""",
         ),
         Question(
             "clip-by-sign",
-            "tokens whose trainer/engine ratio is outside 1 +- 0.2, by the advantage's sign: "
-            "the newest ten steps",
-            f"""
-SELECT {{run}}sign, count(*) AS tokens, avg((ratio < 0.8)::INT) AS below,
-       avg((ratio > 1.2)::INT) AS above
-FROM (
-    SELECT {{run}}sign(advantage)::INT AS sign,
-           exp(unnest(old_logp) - unnest(rollout_logp)) AS ratio
-    FROM responses WHERE {NEWEST} AND old_logp IS NOT NULL
-) GROUP BY ALL ORDER BY ALL""",
-            needs="old_logp, which the stage score writes",
+            "share of all tokens that were clipped, with an advantage above and below 0, by "
+            "optimizer step of the rollout",
+            """
+SELECT {run}step, optimizer_step,
+       max(value) FILTER (metric = 'train/pg_clipfrac_pos') AS positive,
+       max(value) FILTER (metric = 'train/pg_clipfrac_neg') AS negative
+FROM metrics WHERE metric IN ('train/pg_clipfrac_pos', 'train/pg_clipfrac_neg')
+GROUP BY ALL ORDER BY ALL""",
+            needs="clip metrics of updates",
         ),
         Question(
             "stage-seconds",
@@ -142,11 +140,14 @@ FROM jobs WHERE committed GROUP BY ALL ORDER BY total_s DESC""",
         ),
         Question(
             "consumed-once",
-            "each prompt once an epoch? `twice` and `gaps` must be 0",
+            "each prompt once an epoch, filtered groups among them? `twice` and `gaps` must be 0",
             """
 SELECT {run}epoch, count(*) AS drawn, count(*) - count(DISTINCT prompt_id) AS twice,
-       max(position) - min(position) + 1 - count(DISTINCT position) AS gaps
-FROM prompts GROUP BY {run}epoch ORDER BY ALL""",
+       max(cursor) - min(cursor) + 1 - count(DISTINCT cursor) AS gaps
+FROM (
+    SELECT {run}group_id, epoch, prompt_id, cursor FROM prompts
+    UNION SELECT {run}group_id, epoch, prompt_id, cursor FROM candidates
+) GROUP BY {run}epoch ORDER BY ALL""",
         ),
         Question(
             "held-out",
@@ -180,8 +181,10 @@ FROM (
         ),
         Question(
             "lost-attempts",
-            "jobs that ended without making their stage",
-            "SELECT {run}step, stage, attempt, job_id FROM jobs WHERE NOT committed ORDER BY ALL",
+            "jobs that ended without making their stage, and the GPU seconds they took",
+            """
+SELECT {run}step, stage, attempt, job_id, state, gpu_s FROM jobs WHERE NOT committed
+ORDER BY ALL""",
         ),
     )
 }

@@ -110,15 +110,20 @@ def show_sample(run: Run, step: int, sample_id: int, colour: str, by_token: bool
     console.print(Text(found["prompt"]))
     console.rule(f"response, coloured by {colour}", align="left", characters="-")
     console.print(_coloured(texts, value_T, found["mask"], colour))
-    console.print(
-        f"{colour}: {value_T.min():.4g} to {value_T.max():.4g}, mean {value_T.mean():.4g}; "
-        f"{int(np.sum(found['mask']))} of {len(value_T)} tokens valid"
-        if len(value_T)
-        else "an empty response",
-        style="dim",
-    )
+    console.print(summary(value_T, np.asarray(found["mask"], bool), colour), style="dim")
     if by_token:
         console.print(_token_table(texts, found))
+
+
+def summary(value_T: np.ndarray, valid_T: np.ndarray, colour: str) -> str:
+    """Range and mean of the valid tokens' values; what a tool said has none of its own."""
+    value_N = value_T[valid_T]
+    if not len(value_N):
+        return f"no valid token among {len(value_T)}" if len(value_T) else "an empty response"
+    return (
+        f"{colour}: {value_N.min():.4g} to {value_N.max():.4g}, mean {value_N.mean():.4g}; "
+        f"{len(value_N)} of {len(value_T)} tokens valid"
+    )
 
 
 def _coloured(texts: list[str], value_T: np.ndarray, mask_T: Any, colour: str) -> Text:

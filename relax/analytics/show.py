@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -18,7 +19,8 @@ from relax.errors import ArtifactError, ConfigError
 from relax.flags import command_parser
 from relax.schema import IDS_PER_STEP
 from relax.sizes import in_bytes
-from relax.stages import STAGES
+from relax.stages import STAGES, is_round
+from relax.stages.rounds import round_of
 from relax.store import Run, disk
 from relax.store.commit import step_dir
 
@@ -30,7 +32,7 @@ EXAMPLES = """examples:
 
 @dataclass(frozen=True)
 class StepState:
-    """One step as it stands: stage -> committed, unfinished or damaged."""
+    """One step as it stands: stage -> committed, unfinished or damaged; rounds come last."""
 
     step: int
     stages: dict[str, str]
@@ -39,6 +41,17 @@ class StepState:
     has_policy: bool
     has_checkpoint: bool
     bytes: int
+
+    @property
+    def rounds(self) -> int:
+        """Rounds of dynamic sampling that were begun."""
+        return max(map(round_of, self.stages), default=0)
+
+    @property
+    def worst_round(self) -> str:
+        """damaged or unfinished where a stage of a round is; else committed, of none ""."""
+        states = [state for name, state in self.stages.items() if is_round(name)]
+        return max(states, key=list(MARKS).index, default="")
 
 
 def show(argv: Sequence[str]) -> int:
@@ -106,10 +119,10 @@ def step_states(run: Run) -> list[StepState]:
 
 
 def _state(run: Run, step: int) -> StepState:
-    folder = step_dir(run.root, step)
     stages: dict[str, str] = {}
     size, published = 0, None
-    for name in STAGES:
+    begun = _begun(run, step)
+    for name in _in_order({name for _, name, _ in run.stages(step)} | begun):
         try:
             manifest = run.manifest(step, name)
         except ArtifactError:
@@ -119,7 +132,7 @@ def _state(run: Run, step: int) -> StepState:
             stages[name] = "committed"
             size += sum(entry.bytes for entry in manifest.tables.values())
             published = manifest if manifest.policy else published
-        elif any(folder.glob(f".*{name}*")):
+        elif name in begun:
             stages[name] = "unfinished"
     policy = published.policy if published else None
     checkpoint = published.checkpoint if published else None
@@ -133,6 +146,24 @@ def _state(run: Run, step: int) -> StepState:
     )
 
 
+NAME = rf"(?:{'|'.join(STAGES)})(?:\.\d+)?"
+LEFT = re.compile(rf"\.staging-({NAME})-.*|\.({NAME})\.parts")
+"""What attempts at a stage have beside it until it is committed."""
+
+
+def _begun(run: Run, step: int) -> set[str]:
+    """Stages that somebody is, or was, about to make."""
+    found = (LEFT.fullmatch(path.name) for path in step_dir(run.root, step).iterdir())
+    return {match[1] or match[2] for match in found if match}
+
+
+def _in_order(names: set[str]) -> list[str]:
+    """The stages of a step, then its rounds; anything else that lies there is left out."""
+    place = list(STAGES).index
+    known = (name for name in names if re.fullmatch(NAME, name))
+    return sorted(known, key=lambda name: (round_of(name), place(name.partition(".")[0])))
+
+
 # --- text ----------------------------------------------------------------------------------------
 
 MARKS = {"committed": "ok", "unfinished": "[yellow]unfinished[/]", "damaged": "[red]damaged[/]"}
@@ -144,11 +175,12 @@ def _print(run: Run, states: list[StepState]) -> None:
     for line in _headline(known, states):
         console.print(line, markup=False, soft_wrap=True)
     used = [name for name in STAGES if any(name in s.stages for s in states)]
+    rounds = ["rounds"] if any(s.rounds for s in states) else []
     table = Table(header_style="bold")
-    for name in ("step", *used, "policy", "checkpoint", "size"):
+    for name in ("step", *rounds, *used, "policy", "checkpoint", "size"):
         table.add_column(name, justify="right" if name in ("step", "size") else "left")
     for run_of in folded(states):
-        table.add_row(*_row(run_of, used))
+        table.add_row(*_row(run_of, used, bool(rounds)))
     console.print(table)
 
 
@@ -165,10 +197,11 @@ def _headline(known: dict[str, Any], states: list[StepState]) -> Iterable[str]:
 
 
 def folded(states: list[StepState]) -> list[list[StepState]]:
-    """Neighbouring steps that differ in number and size only, together."""
+    """Neighbouring steps that differ in number, size and finished rounds only, together."""
 
     def same(state: StepState) -> tuple:
-        return tuple(state.stages.items()), state.has_policy, state.has_checkpoint
+        stages = tuple(item for item in state.stages.items() if not is_round(item[0]))
+        return stages, state.worst_round, state.has_policy, state.has_checkpoint
 
     groups = [list(group) for _, group in itertools.groupby(states, same)]
     return [part for group in groups for part in _without_gaps(group)]
@@ -179,13 +212,17 @@ def _without_gaps(group: list[StepState]) -> Iterable[list[StepState]]:
     return [[state for _, state in part] for _, part in by_gap]
 
 
-def _row(states: list[StepState], used: list[str]) -> list[str]:
+def _row(states: list[StepState], used: list[str], with_rounds: bool) -> list[str]:
     first, last = states[0], states[-1]
     span = str(first.step) if first is last else f"{first.step}-{last.step}"
+    counts = sorted({s.rounds for s in states})
+    mark = "" if first.worst_round in ("", "committed") else f" {MARKS[first.worst_round]}"
+    rounds = (str(counts[0]) if len(counts) == 1 else f"{counts[0]}-{counts[-1]}") + mark
     versions = str(first.policy) if first is last else f"{first.policy}-{last.policy}"
     policy = "" if first.policy is None else versions + ("" if first.has_policy else " (gone)")
     return [
         span,
+        *([rounds] if with_rounds else []),
         *(MARKS.get(first.stages.get(name, ""), "") for name in used),
         policy,
         "ok" if first.has_checkpoint else "",

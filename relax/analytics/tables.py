@@ -1,6 +1,7 @@
-"""What a run has committed, as Arrow tables. Files are memory-mapped: a column that no question
+"""What a run has committed, as Arrow tables.
 
-names is never read, and opening costs no more than the files' schemas.
+Files are memory-mapped: a column that no question names is never read, and opening a run costs no
+more than the files' schemas.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from relax.schema import (
     TIMING,
     VIEWS,
     Column,
-    Table,
+    columns_beside,
 )
 from relax.stages import is_round
 from relax.store import Manifest, Run, read_table
@@ -38,12 +39,8 @@ PLACED = ("metrics", "evals")
 
 def committed(run: Run) -> list[tuple[Path, Manifest]]:
     """Every committed stage of a run with its directory, in the order of steps."""
-    found = []
-    for folder in sorted((run.root / "steps").glob("[0-9]*/[a-z]*")):
-        manifest = run.manifest(int(folder.parent.name), folder.name)
-        if manifest is not None:
-            found.append((folder, manifest))
-    return found
+    found = ((folder, run.manifest(step, name)) for step, name, folder in run.stages())
+    return [(folder, manifest) for folder, manifest in found if manifest is not None]
 
 
 def tables(run: Run) -> dict[str, pa.Table]:
@@ -78,25 +75,20 @@ def _widened(found: dict[str, pa.Table]) -> pa.Table:
     ids = responses.column(SAMPLE.name)
     arrays = list(responses.columns)
     for kind in BESIDE:
-        names = [c.name for c in new_columns(kind)]
+        new = columns_beside(kind, SAMPLE, GROUP)
         if kind.name not in found:
-            arrays += [pa.nulls(len(ids), c.type) for c in new_columns(kind)]
+            arrays += [pa.nulls(len(ids), c.type) for c in new]
             continue
         table = found[kind.name]
         if not table.column(SAMPLE.name).equals(ids):
             places = pc.index_in(ids, table.column(SAMPLE.name))  # pyright: ignore[reportAttributeAccessIssue]
             table = table.take(places)
-        arrays += table.select(names).columns
+        arrays += table.select([c.name for c in new]).columns
     return pa.Table.from_arrays(arrays, names=[c.name for c in WIDE])
 
 
-def new_columns(kind: Table) -> tuple[Column, ...]:
-    """The columns of a table that `responses` has not itself."""
-    return tuple(c for c in kind.columns if c.name not in (SAMPLE.name, GROUP.name))
-
-
 BESIDE = (REWARDS, ADVANTAGES, SCORES)
-WIDE = (*RESPONSES.columns, *(column for kind in BESIDE for column in new_columns(kind)))
+WIDE = (*RESPONSES.columns, *(c for kind in BESIDE for c in columns_beside(kind, SAMPLE, GROUP)))
 SEPARATE = ("prompts", "candidates", *PLACED)
 OF_ROUNDS = ("candidates", *PLACED)
 """What is read of rounds of dynamic sampling."""
@@ -126,7 +118,7 @@ def _joined(parts: Sequence[pa.Table], columns: Sequence[Column]) -> pa.Table:
 
 # --- jobs --------------------------------------------------------------------------------------
 
-OF_JOB = ("job_id", "state", "queue_s", "run_s", "gpus", "num_nodes", "restarts")
+OF_JOB = ("job_id", "state", "queue_s", "run_s", "gpus", "gpu_s", "num_nodes", "restarts")
 
 
 def jobs_table(run: Run, manifests: Sequence[Manifest]) -> pa.Table:
@@ -147,7 +139,7 @@ def jobs_table(run: Run, manifests: Sequence[Manifest]) -> pa.Table:
 def _submissions(jobs: Path) -> Iterator[dict]:
     """What the records of each RUN/jobs/<step>-<stage>-<attempt> say, joined."""
     for folder in sorted(jobs.glob("[0-9]*-*-[0-9]*")):
-        step, stage, number = folder.name.split("-", 1)[0], *folder.name.rsplit("-", 2)[-2:]
+        step, stage, number = folder.name.split("-")
         record = {"step": int(step), "stages": [stage], "attempt": f"job-{number}"}
         for name in ("claim.json", "job.json", "outcome.json"):
             try:

@@ -32,25 +32,25 @@ def verify(argv: Sequence[str]) -> int:
     parser.add_argument("run", help="directory of the run")
     given = parser.parse_args(argv)
     run, count, start = Run.open(given.run), Counter[str](), time.perf_counter()
-    faults = 0
-    for fault in differences(run, count):
+    found = 0
+    for fault in faults(run, count):
         print(fault)
-        faults += 1
+        found += 1
     print(
         f"{run.root}: {count['stages']} stages, {count['tables']} tables, "
         f"{count['policies']} policies, {count['checkpoints']} checkpoints: "
-        + (f"{faults} differ from their manifests" if faults else "all as committed")
+        + (f"{found} differ from their manifests" if found else "all as committed")
         + (f"; {count['gone']} removed by retention" if count["gone"] else "")
         + f" ({time.perf_counter() - start:.1f} s)"
     )
-    return 1 if faults else 0
+    return 1 if found else 0
 
 
-def differences(run: Run, count: Counter[str]) -> Iterator[str]:
+def faults(run: Run, count: Counter[str]) -> Iterator[str]:
     """One line for each thing on disk that is not what its manifest says."""
-    for folder in sorted((run.root / "steps").glob("[0-9]*/[a-z]*")):
+    for step, name, folder in run.stages():
         try:
-            manifest = run.manifest(int(folder.parent.name), folder.name)
+            manifest = run.manifest(step, name)
         except ArtifactError as error:
             yield str(error)
             continue

@@ -115,7 +115,7 @@ class WandbSection(Section):
     """Logging to wandb (extra `wandb`); its key is read from WANDB_API_KEY and stored nowhere."""
 
     use_wandb: bool = unkeyed(False)
-    """Log the metrics of each step to wandb."""
+    """Log the metrics of each step, and of each evaluation, to wandb."""
     wandb_mode: Literal["online", "offline"] = unkeyed("online")
     """`offline` needs no account: the log lies in the run directory."""
     wandb_project: str = unkeyed("relax")

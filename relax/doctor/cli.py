@@ -24,16 +24,17 @@ EXAMPLE = (
 def check(argv: Sequence[str]) -> int:
     """Print the plan of a configuration."""
     parser = build_parser("relax check", ABOUT, EXAMPLE)
-    parser.add_argument(
-        "--cluster", action="store_true", help="ask SLURM instead; with --run, run a small job too"
-    )
+    parser.add_argument("--cluster", action="store_true", help="ask SLURM instead: would it do?")
+    parser.add_argument("--run", action="store_true", help="with --cluster: run a small job, too")
     parser.add_argument("--format", choices=("text", "json"), help="[text]")
-    parser.add_argument("--ranks", metavar="X", help="ranks that the update is sharded over [1]")
-    parser.add_argument("--gpu", action="store_true", help="count bfloat16 compute on GPUs")
+    parser.add_argument("--ranks", metavar="X", help="ranks of the update [of its allocation]")
+    parser.add_argument("--gpu", action="store_true", help="count GPUs [if its allocation has any]")
     known = parse_flags(parser, argv)
     given = vars(known)
     config, reset = inheritance.load(known.config, overrides_of(known))
-    found = plan(config, ranks=_ranks(given.get("ranks", "1")), gpu="gpu" in given)
+    if "run" in given:
+        raise ConfigError("--run: goes with --cluster, which asks SLURM")
+    found = plan(config, ranks=_ranks(given.get("ranks")), gpu=given.get("gpu"))
     print(as_json(found) if given.get("format") == "json" else as_text(found))
     for line in (reset, *found.warnings):
         if line:
@@ -48,7 +49,9 @@ def check(argv: Sequence[str]) -> int:
     return 0
 
 
-def _ranks(text: str) -> int:
+def _ranks(text: str | None) -> int | None:
+    if text is None:
+        return None
     if not text.isdigit() or int(text) < 1:
         raise ConfigError(f"--ranks = {text!r}: must be a whole number, 1 or more")
     return int(text)

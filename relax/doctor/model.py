@@ -25,15 +25,35 @@ class ModelSize:
     architecture: str
     hidden_size: int
     num_layers: int
-    num_heads: int
     num_kv_heads: int
     head_dim: int
-    intermediate_size: int
     vocab_size: int
+    tied: bool
+    """Whether the head is the embedding."""
     context_len: int
     num_parameters: int
     counted: bool
     """True where the weights' headers gave the number, False where it follows from the shape."""
+
+    @property
+    def num_embedded(self) -> int:
+        """Parameters of the embedding, and as many has the head."""
+        return self.vocab_size * self.hidden_size
+
+    @property
+    def num_outside_blocks(self) -> int:
+        """Parameters of embedding and head."""
+        return self.num_embedded * (1 if self.tied else 2)
+
+    @property
+    def num_per_block(self) -> int:
+        """Parameters of one block."""
+        return (self.num_parameters - self.num_outside_blocks) // self.num_layers
+
+    @property
+    def num_published(self) -> int:
+        """Numbers in a published policy, where a tied head is spelled out."""
+        return self.num_parameters + (self.num_embedded if self.tied else 0)
 
     @property
     def cache_values_per_token(self) -> int:
@@ -51,16 +71,16 @@ def model_size(directory: str | Path) -> ModelSize:
     heads = told["num_attention_heads"]
     kv_heads = told.get("num_key_value_heads", heads)
     head_dim = told.get("head_dim") or told["hidden_size"] // heads
-    counted = count_weights(Path(directory), bool(told.get("tie_word_embeddings")))
+    tied = bool(told.get("tie_word_embeddings"))
+    counted = count_weights(Path(directory), tied)
     return ModelSize(
         architecture=(told.get("architectures") or ["?"])[0],
         hidden_size=told["hidden_size"],
         num_layers=told["num_hidden_layers"],
-        num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
-        intermediate_size=told["intermediate_size"],
         vocab_size=told["vocab_size"],
+        tied=tied,
         context_len=told.get("max_position_embeddings", 0),
         num_parameters=counted or estimate(told, heads, kv_heads, head_dim),
         counted=counted > 0,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shutil
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,23 +12,15 @@ from relax.algorithms import rules
 from relax.algorithms.table import Algorithm
 from relax.config import Config
 from relax.data.rows import read_rows
+from relax.doctor.disk import disk_facts, num_evaluations, step_stages
 from relax.doctor.memory import memory
-from relax.doctor.model import ModelSize, model_size
-from relax.doctor.settings import warnings_of
+from relax.doctor.model import model_size
+from relax.doctor.settings import ranks_of, warnings_of
 from relax.doctor.start import look, settled
 from relax.errors import ArtifactError, ConfigError
-from relax.sizes import in_bytes
 from relax.stages import STAGES
 
 Facts = dict[str, Any]
-GIB = 2**30
-
-FILES = {"rollout": 4, "reward": 3, "score": 3, "advantage": 3, "update": 2, "evaluate": 3}
-"""Files that a committed stage leaves: its tables, its metrics, its manifest."""
-POLICY_FILES = 6
-TEXT_BYTES_PER_TOKEN = 4
-LIST_BYTES_PER_TOKEN = 4 + 4 + 1 / 8
-"""tokens, rollout_logp and mask of one response token."""
 
 
 @dataclass(frozen=True)
@@ -44,12 +35,15 @@ class Plan:
     warnings: list[str]
 
 
-def plan(config: Config, *, ranks: int = 1, gpu: bool = False) -> Plan:
-    """What a run of `config` is made of, on `ranks` trainer ranks.
+def plan(config: Config, *, ranks: int | None = None, gpu: bool | None = None) -> Plan:
+    """What a run of `config` is made of, on `ranks` trainer ranks with or without GPUs.
 
-    Raises ConfigError for an algorithm that is not in the table.
+    Both are as in the update's allocation where they are not given. Raises ConfigError for an
+    algorithm that is not in the table.
     """
     row = rules.row_of(config)
+    ranks = ranks_of(config) if ranks is None else ranks
+    gpu = has_gpus(config) if gpu is None else gpu
     forbidden, warnings = verdict(config)
     problems = [line for line in faults(config) if line not in forbidden]
     size = None
@@ -62,10 +56,18 @@ def plan(config: Config, *, ranks: int = 1, gpu: bool = False) -> Plan:
         "stages": stage_facts(config),
         "batch": batch_facts(config, warnings),
         "memory per rank": memory(config, size, ranks=ranks, gpu=gpu) if size else {},
-        "disk": disk_facts(config, size, problems),
+        "disk": disk_facts(config, size, warnings, gpu=gpu),
     }
     found = {name: facts for name, facts in sections.items() if facts}
     return Plan(found, forbidden, problems, warnings)
+
+
+def has_gpus(config: Config) -> bool:
+    """Whether the update's allocation asks for GPUs."""
+    name = config.allocation_of("update")
+    if config.placement_of("update") == "inline" or not name:
+        return False
+    return config.slurm.allocations[name].gpus_per_node > 0
 
 
 def verdict(config: Config) -> tuple[list[str], list[str]]:
@@ -121,10 +123,8 @@ def algorithm_facts(config: Config, row: Algorithm) -> Facts:
 
 def stage_facts(config: Config) -> Facts:
     """Where each stage runs."""
-    absent = {"sft"}
-    absent |= set() if config.evaluate.eval_prompt_data else {"evaluate"}
-    absent |= set() if rules.scores_needed(config) else {"score"}
-    return {name: config.placement_of(name) for name in STAGES if name not in absent}
+    there = {*step_stages(config), *(["evaluate"] if num_evaluations(config) else [])}
+    return {name: config.placement_of(name) for name in STAGES if name in there}
 
 
 def batch_facts(config: Config, warnings: list[str]) -> Facts:
@@ -157,47 +157,3 @@ def batch_facts(config: Config, warnings: list[str]) -> Facts:
             drawn = r.rollout_batch_size * config.run.num_rollout
             facts["prompts"] = f"{count} in the source, {drawn / count:.2f} epochs"
     return facts
-
-
-def disk_facts(config: Config, size: ModelSize | None, problems: list[str]) -> Facts:
-    """Files and bytes, per step and in all; tables are kept, policies and checkpoints replaced."""
-    stages = stage_facts(config)
-    r, steps = config.rollout, config.run.num_rollout
-    tokens = config.responses_per_rollout * r.rollout_max_response_len
-    prompt_tokens = r.rollout_batch_size * config.data.rollout_max_prompt_len
-    lists = LIST_BYTES_PER_TOKEN + TEXT_BYTES_PER_TOKEN + 4 * len(rules.scores_needed(config))
-    tables = tokens * lists + prompt_tokens * (4 + TEXT_BYTES_PER_TOKEN)
-    files = sum(FILES.get(name, 3) for name in stages if name != "evaluate")
-    facts: Facts = {
-        "tables": f"at most {in_bytes(tables)} a step, {in_bytes(tables * steps)} in all",
-        "files": f"{files} a step, about {files * steps} in all",
-    }
-    total = tables * steps
-    if size:
-        width = 4
-        policy = size.num_parameters * width
-        learners = 2 if "critic" in rules.row_of(config).needs else 1
-        checkpoint = size.num_parameters * 12 * learners
-        keep = config.run.max_actor_ckpt_to_keep
-        kept = (keep + 2) * policy + keep * checkpoint
-        facts["policy"] = f"{in_bytes(policy)} each ({POLICY_FILES} files), {keep + 2} kept at most"
-        facts["checkpoint"] = f"{in_bytes(checkpoint)} each, {keep} kept"
-        facts["kept"] = f"{in_bytes(kept)} of policies and checkpoints at any time"
-        total += kept
-    facts["run"] = f"at most {in_bytes(total)}"
-    if config.run.run_dir:
-        free = shutil.disk_usage(_existing(Path(config.run.run_dir))).free
-        facts["free"] = in_bytes(free)
-        if free < total + config.run.min_free_gib * GIB:
-            problems.append(
-                f"run.run_dir: {in_bytes(free)} free, the run may take {in_bytes(total)} beside "
-                f"min_free_gib = {config.run.min_free_gib}"
-            )
-    return facts
-
-
-def _existing(path: Path) -> Path:
-    path = path.absolute()
-    while not path.exists():
-        path = path.parent
-    return path

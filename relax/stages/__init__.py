@@ -73,7 +73,7 @@ STAGES: dict[str, Stage] = {
         Stage(
             "update",
             "relax.stages.update:run",
-            code=3,
+            code=4,
             reads=("run", "seeds", "rollout", "algorithm", "update"),
             writes=("metrics", "policy"),
             after=("rollout", "reward", "score", "advantage"),

@@ -12,7 +12,7 @@ from relax.schema import EVALS
 from relax.stages.engines import engines_for
 from relax.stages.metrics import metric_table
 from relax.stages.perform import Inputs, Warm
-from relax.stages.reward import configured_verifier
+from relax.stages.reward import check_finite, configured_verifier, verified
 from relax.stages.rollout import cut, prompts_for, seeded_requests
 from relax.stages.sampling import sampled
 from relax.store import Output
@@ -28,7 +28,7 @@ def run(config: Config, inputs: Inputs, output: Output, warm: Warm) -> None:
     prompts = list(prompts_for(config.data, path, known, tokenizer, warm).prompts)
     engines_for(inputs.run, inputs.step, warm)
     verify = configured_verifier(config.reward)
-    answers = []
+    answers, names = [], []
     for decoding, temperature, size in decodings(config):
         asked = [(p, i) for p in prompts for i in range(size)]
         requests = seeded_requests(prompts, size, config.seeds.rollout_seed, EVAL_SEED_STEP)
@@ -38,7 +38,11 @@ def run(config: Config, inputs: Inputs, output: Output, warm: Warm) -> None:
         responses = answer(config, warm, requests, params, where=where, prompt_ids=ids)
         texts = tokenizer.batch_decode([r.tokens for r in responses], skip_special_tokens=True)
         for (p, i), response, text in zip(asked, responses, texts, strict=True):
-            answers.append((decoding, p, i, response, text, float(verify(text, p.label))))
+            whose = f"{decoding} answer {i} to prompt {p.prompt_id}"
+            reward = verified(verify, text, p.label, whose)
+            answers.append((decoding, p, i, response, text, reward))
+            names.append(whose)
+    check_finite("evaluate", np.array([a[5] for a in answers]), names, "the verifier")
     name = config.evaluate.eval_name
     output.write("evals", eval_table(name, inputs.step, answers))
     output.write("metrics", metric_table([accuracy(name, answers)]))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -35,17 +37,17 @@ def score(config: Config, inputs: Inputs, output: Output, *, sampled_by: str) ->
     start = time.perf_counter()
     reward_B = np.array(
         [
-            verified(verify, text, label_of[group], place)
+            verified(verify, text, label_of[group], f"sample {place}")
             for place, (text, group) in enumerate(
                 zip(response.response, response.group_id.tolist(), strict=True)
             )
         ]
     )
     output.measure("seconds/verify", time.perf_counter() - start)
-    check_finite(reward_B, response.sample_id, "the verifier")
+    check_finite("reward", reward_B, response.sample_id, "the verifier")
     shaped_B = reward_B - overlong_penalty(config, response.response_len)
     processed_B = post_processed(config.algorithm, shaped_B, response.group_id)
-    check_finite(processed_B, response.sample_id, "the post-processing")
+    check_finite("reward", processed_B, response.sample_id, "the post-processing")
     table = REWARDS.table(
         sample_id=response.sample_id,
         group_id=response.group_id,
@@ -60,12 +62,12 @@ def score(config: Config, inputs: Inputs, output: Output, *, sampled_by: str) ->
     return table
 
 
-def verified(verify: Verifier, text: str, label: str, place: int) -> float:
-    """The reward of one response; FunctionError says which it was."""
+def verified(verify: Verifier, text: str, label: str, whose: str) -> float:
+    """The reward of one response; FunctionError says whose it was."""
     try:
         return float(verify(text, label))
     except FunctionError as error:
-        raise error.at(f"sample {place}") from None
+        raise error.at(whose) from None
 
 
 def reward_metrics(config: Config, rewards: pa.Table) -> dict[str, float]:
@@ -117,11 +119,11 @@ def post_processed(
     return found_B
 
 
-def check_finite(reward_B: np.ndarray, sample_id_B: np.ndarray, origin: str) -> None:
+def check_finite(stage: str, reward_B: np.ndarray, name_B: Sequence[Any], origin: str) -> None:
     """Raise ArtifactError naming the samples whose reward is NaN or infinite, and who gave it."""
     bad = np.flatnonzero(~np.isfinite(reward_B))
     if len(bad):
-        shown = ", ".join(f"{sample_id_B[i]} ({reward_B[i]})" for i in bad[:5])
+        shown = ", ".join(f"{name_B[i]} ({reward_B[i]})" for i in bad[:5])
         raise ArtifactError(
-            f"reward: not a finite number for {len(bad)} samples: {shown}; mend {origin}"
+            f"{stage}: not a finite number for {len(bad)} samples: {shown}; mend {origin}"
         )

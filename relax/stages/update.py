@@ -36,6 +36,8 @@ from relax.trainer.critic import Critic
 KNOWN_WHEN_SKIPPING = {
     "train/loss",
     "train/pg_loss",
+    "train/pg_clipfrac_pos",
+    "train/pg_clipfrac_neg",
     "train/silenced_frac",
     "train/grad_norm",
     "train/lr",

@@ -37,6 +37,14 @@ def write_bytes(path: Path, data: bytes) -> None:
     write_file(path, write)
 
 
+def write_whole(path: Path, data: bytes) -> None:
+    """Make the file `path` hold `data`, or what it held before, also where the power fails."""
+    scratch = path.with_name(f".{path.name}")
+    write_bytes(scratch, data)
+    rename(scratch, path)
+    fsync_dir(path.parent)
+
+
 def fsync_file(path: Path) -> None:
     """Force a file's bytes to the disk."""
     handle = os.open(path, os.O_RDONLY)
@@ -63,7 +71,7 @@ def sync_tree(directory: Path) -> None:
 
 
 def rename(source: Path, target: Path) -> None:
-    """Move a directory into place; OSError when a non-empty one is there already."""
+    """Move a file or directory into place; OSError when a non-empty one is there already."""
     os.rename(source, target)
 
 

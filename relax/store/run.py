@@ -98,6 +98,12 @@ class Run:
 
     # --- what is committed -------------------------------------------------------------------
 
+    def stages(self, step: int | None = None) -> Iterator[tuple[int, str, Path]]:
+        """Step, name and directory of every stage that is there, by step; of one step if given."""
+        of_step = "[0-9]*" if step is None else f"{step:06d}"
+        for folder in sorted(self.root.glob(f"steps/{of_step}/[a-z]*")):
+            yield int(folder.parent.name), folder.name, folder
+
     def manifest(self, step: int, stage: str) -> Manifest | None:
         """The committed manifest of a stage, None while there is none."""
         known = self._manifests.get((step, stage))
@@ -200,11 +206,11 @@ class Run:
 
     def _finish_tidying(self) -> None:
         """What a flow that was killed after its last commit did not come to."""
-        for step_folder in sorted((self.root / "steps").glob("[0-9]*"))[-1:]:
-            for folder in sorted(step_folder.glob("[a-z]*")):
-                manifest = self.manifest(int(step_folder.name), folder.name)
-                if manifest is not None:
-                    self.tidy(manifest)
+        last = max((step for step, _, _ in self.stages()), default=0)
+        for step, name, _ in self.stages(last):
+            manifest = self.manifest(step, name)
+            if manifest is not None:
+                self.tidy(manifest)
 
 
 def _create(root: Path, config: Config, sources: dict[str, str], about: dict[str, Any]) -> None:
@@ -251,12 +257,11 @@ class MadeFrom:
 def _made_from(run: Run) -> MadeFrom:
     """By the keys of one manifest a kind of stage: those of a kind depend on the same."""
     found: dict[str, Manifest] = {}
-    for folder in sorted(run.root.glob("steps/[0-9]*/[a-z]*")):
-        step = int(folder.parent.name)
-        if step >= run.first_step and folder.name not in found:
-            manifest = run.manifest(step, folder.name)
+    for step, name, _ in run.stages():
+        if step >= run.first_step and name not in found:
+            manifest = run.manifest(step, name)
             if manifest is not None:
-                found[folder.name] = manifest
+                found[name] = manifest
     parts = [manifest.key_parts for manifest in found.values()]
     return MadeFrom(
         frozenset(found),
@@ -321,9 +326,4 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _write_json(path: Path, value: dict[str, Any]) -> None:
-    """Write whole or not at all."""
-    scratch = path.with_name(f".{path.name}")
-    text = json.dumps(value, indent=1) + "\n"
-    disk.write_bytes(scratch, text.encode())
-    disk.rename(scratch, path)
-    disk.fsync_dir(path.parent)
+    disk.write_whole(path, (json.dumps(value, indent=1) + "\n").encode())

@@ -1,4 +1,4 @@
-"""Every branch between CUDA and the CPU: devices, backends, tiles, clocks and memory.
+"""Every branch between CUDA and the CPU: devices, backends, clocks and memory.
 
 Shapes: n and v a tile of response tokens and of the vocabulary, H hidden size.
 """
@@ -76,18 +76,6 @@ def peak_flops() -> float | None:
         return None
     name = torch.cuda.get_device_name()
     return next((peak for word, peak in PEAK_FLOPS.items() if word in name), None)
-
-
-def logit_tile(num_tokens: int, num_words: int, kind: str) -> tuple[int, int]:
-    """Tokens and words of one float32 tile of logits.
-
-    On the CPU a tile of 1 MiB stays in the second-level cache; a GPU needs enough work in one
-    kernel and gets 256 MiB. Fastest of {128, 256, 512} x {512, 1024, 2048} on a CPU core.
-    """
-    tokens, budget = (256, 2**20) if kind == "cpu" else (4096, 2**28)
-    tokens = max(tokens, budget // 4 // num_words)
-    tokens = max(1, min(tokens, num_tokens))
-    return tokens, max(1, min(num_words, budget // 4 // tokens))
 
 
 def wider(tensor: Tensor) -> torch.dtype:

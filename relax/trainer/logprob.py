@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from relax.trainer.device import add_product, logit_tile, wide_logits, wider
+from relax.trainer.device import add_product, wide_logits, wider
+from relax.trainer.tile import logit_tile
 
 
 def linear_logp(

@@ -6,12 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from flows import train
+from flows import evaluate, train
+from flows.tracking import metrics_of
 from relax.flags import load_config
+from relax.store import Run
 from tasks.stage import perform
 
 wandb = pytest.importorskip("wandb", reason="wandb is not installed")
 pytestmark = pytest.mark.integration
+SAMPLED = "eval/held_out/sampled/reward_mean"
 
 
 def records(log: Path):
@@ -53,9 +56,48 @@ def test_a_resumed_run_goes_on_without_a_step_twice(settings):
     train.run(load_config(None, settings | {"num_rollout": 3}), perform)
     ids, logged = history(settings["run_dir"])
     assert len(ids) == 1
-    assert [row["_step"] for row in logged] == [0, 1, 2]
+    assert [row["step"] for row in logged] == [0, 1, 2]
     assert {"rollout/raw_reward", "train/loss", "train/grad_norm"} <= logged[0].keys()
     assert ["samples" in row for row in logged] == [True, False, True]
+
+
+def test_every_evaluation_is_logged_once_and_the_step_that_it_precedes_too(settings, max3):
+    held_out = {"eval_prompt_data": str(max3.held_out), "eval_max_response_len": 1}
+    settings |= {"use_wandb": True, "wandb_mode": "offline", "wandb_samples_interval": 0}
+    train.run(load_config(None, settings), perform)
+    evaluate.run(load_config(None, settings | held_out), perform)  # before step 2, as it turns out
+    longer = settings | held_out | {"num_rollout": 3}
+    train.run(load_config(None, longer), perform)
+    train.run(load_config(None, longer), perform)  # finds all of it there
+    _, logged = history(settings["run_dir"])
+    assert [(row["step"], "train/loss" in row, SAMPLED in row) for row in logged] == [
+        (0, True, False), (1, True, False), (2, False, True), (0, False, True), (2, True, False),
+        (3, False, True),
+    ]  # fmt: skip
+    run = Run.open(settings["run_dir"])
+    for row in (logged[2], logged[3], logged[5]):
+        assert row[SAMPLED] == metrics_of(run, row["step"], ["evaluate"])[SAMPLED]
+
+
+def test_what_rounds_drew_is_not_mixed_into_the_step(settings, tmp_path):
+    reward = tmp_path / "reward.py"
+    reward.write_text(
+        "def reward(response_text, label):\n    return float(label >= '8')\n"
+        "def solved(group):\n    return min(group['reward']) > 0\n"
+    )
+    settings |= {"use_wandb": True, "wandb_mode": "offline", "num_rollout": 1}
+    settings |= {
+        "custom_rm_path": f"{reward}:reward",
+        "dynamic_sampling_filter_path": f"{reward}:solved",
+        "dynamic_sampling_max_rounds": 30,
+    }
+    train.run(load_config(None, settings), perform)
+    run = Run.open(settings["run_dir"])
+    drawn = [name for _, name, _ in run.stages(0) if name.startswith("reward.")]
+    assert len(drawn) > 1
+    _, (row,) = history(settings["run_dir"])
+    assert row["rollout/raw_reward"] == 1.0
+    assert metrics_of(run, 0, ["reward.1"])["rollout/raw_reward"] < 1.0
 
 
 def test_off_by_default(settings):

@@ -183,6 +183,24 @@ def test_job_that_never_started_waited_until_it_was_given_up(tmp_path):
     assert (row["queue_s"], row["run_s"], row["state"]) == (60.0, 0, "CANCELLED")
 
 
+def test_what_a_job_cost_that_was_given_up_stands_in_its_outcome(tmp_path):
+    records.write(tmp_path / records.JOB, JOB)
+    ran = node(0, started=110.0, ended=120.0, state="FAILED")
+    records.write(tmp_path / "node-0.json", ran)
+    records.give_up(tmp_path, "FAILED", "it failed")
+    outcome = records.read(tmp_path / records.OUTCOME)
+    assert outcome is not None
+    assert 0 <= time.time() - outcome.pop("seen") < 60
+    assert outcome == {
+        "state": "FAILED", "reason": "it failed", "queue_s": 10.0, "run_s": 10.0, "gpu_s": 80.0,
+        "restarts": 0,
+    }  # fmt: skip
+    (tmp_path / "never").mkdir()
+    records.give_up(tmp_path / "never", "REFUSED", "invalid partition")
+    row = records.read(tmp_path / "never" / records.OUTCOME)
+    assert row is not None and "gpu_s" not in row
+
+
 @pytest.mark.parametrize(
     ("states", "expected"),
     [

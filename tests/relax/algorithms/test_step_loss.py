@@ -57,6 +57,8 @@ def test_grpo_golden():
             "pg_loss": -0.15,
             "entropy_loss": (1.0 + 1.0) / 2,
             "pg_clipfrac": 2 / 3,
+            "pg_clipfrac_pos": 1 / 3,
+            "pg_clipfrac_neg": 1 / 3,
             "silenced_frac": 2 / 3,
             "ppo_kl": (-LN2 + 0 + LN2) / 3,
             "ois": (2 + 1 + 0.5) / 3,

@@ -127,7 +127,12 @@ def write_run(root):
     commit(run, 0, "advantage", advantages=advantages(0, [0, 1, 2, 3]))
     commit(run, 1, "score", scores=scores(1))
     commit(run, 1, "advantage", advantages=advantages(1, [3, 2, 0]))
-    commit(run, 0, "update", metrics=metrics(pg_clipfrac=0.25, grad_norm=2.0))
+    commit(
+        run,
+        0,
+        "update",
+        metrics=metrics(pg_clipfrac=0.25, pg_clipfrac_pos=0.15, pg_clipfrac_neg=0.1, grad_norm=2.0),
+    )
     commit(run, 1, "update", metrics=metrics(pg_clipfrac=0.5, train_rollout_logprob_abs_diff=0.5))
     for name, record in {"000001-reward-1": {"job_id": "77"}, "000002-advantage-1": {}}.items():
         folder = run.root / "jobs" / name

@@ -4,9 +4,10 @@ import pytest
 
 from relax.cli import main
 from relax.config import Config
+from relax.doctor.disk import disk_facts
 from relax.doctor.memory import memory
 from relax.doctor.model import ModelSize, model_size
-from relax.doctor.plan import batch_facts, disk_facts, plan
+from relax.doctor.plan import batch_facts, plan
 from relax.errors import ArtifactError, ConfigError
 from relax.flags import load_config
 from relax.sizes import in_bytes
@@ -90,10 +91,54 @@ def test_memory_of_a_rank(small):
     assert "reference" not in facts
     with_reference = load_config(None, {"ref_load": str(small), "use_kl_loss": True})
     found = memory(with_reference, size, ranks=1, gpu=True)
-    assert found["reference"] == "1.1 GiB while it scores"
+    assert found["reference"] == "2.2 GiB while it scores"  # float32, as all masters
     with_critic = load_config(None, {"advantage_estimator": "ppo"})
     found = memory(with_critic, size, ranks=1, gpu=True)
     assert found["critic"] == "as much again: 8.9 GiB held"
+
+
+def told(small, ranks=1, gpu=True, **settings) -> dict[str, str]:
+    return memory(load_config(None, settings), model_size(small), ranks=ranks, gpu=gpu)
+
+
+def test_ranks_share_what_is_held_within_a_replica(small):
+    assert "weights 568 MiB, gradients 568 MiB" in told(small, 4)["training"]
+    found = told(small, 8, num_replicas=4)  # four pairs
+    assert found["ranks"] == "8, GPU, in 4 replicas"
+    assert "weights 1.1 GiB, gradients 1.1 GiB, optimizer 2.2 GiB" in found["training"]
+
+
+def test_what_is_offloaded_lies_in_host_memory(small):
+    held = "weights 2.2 GiB, gradients 2.2 GiB, optimizer 4.4 GiB"
+    found = told(small, offload="cpu")
+    assert found["offloaded"] == f"8.9 GiB: {held}, in host memory"
+    assert "weights" not in found["training"] and "activations" in found["training"]
+    assert held in told(small)["training"]
+    assert held in told(small, offload="cpu", gpu=False)["training"]  # the same memory
+
+
+def test_activations_follow_the_micro_batch_and_what_is_recomputed(small):
+    # bytes a token: 28 layers x 1,024 units x 34; a recomputed block keeps its input, 2 bytes
+    layer = 1024 * 34
+    assert f"activations {in_bytes(8192 * 28 * layer)}" in told(small)["training"]
+    one = told(small, micro_batch_size=1)["training"]
+    assert f"activations {in_bytes(1280 * 28 * layer)}" in one
+    least = 8192 * (layer + 28 * 1024 * 2)  # one block is there while it is computed again
+    assert f"activations {in_bytes(least)}" in told(small, recompute_every=1)["training"]
+    half = 8192 * (15 * layer + 14 * 1024 * 2)
+    assert f"activations {in_bytes(half)}" in told(small, recompute_every=2)["training"]
+    few = told(small, rollout_batch_size=1, n_samples_per_prompt=2)["training"]
+    assert f"activations {in_bytes(2 * 1280 * 28 * layer)}" in few  # the step has no more
+
+
+def test_logits_are_those_of_a_tile(small):
+    # float32 logits, as many of what is made of them, and a copy in bfloat16
+    assert "logits 640 MiB" in told(small)["training"]
+    assert "logits 2.0 MiB" in told(small, gpu=False)["training"]
+    embedded = 151_936 * 1024
+    block = (596_049_920 - embedded) // 28
+    gathered = in_bytes((embedded + 2 * block) * 2 + embedded * 4)
+    assert f"gathered {gathered}" in told(small)["training"]
 
 
 def test_the_cache_is_bounded_by_the_models_context(small):
@@ -138,15 +183,46 @@ def test_a_response_that_no_micro_batch_can_hold_is_warned_of():
 
 def test_disk(small, tmp_path):
     config = load_config(None, {"run_dir": str(tmp_path / "a" / "b"), "num_rollout": 10})
-    problems = []
-    facts = disk_facts(config, model_size(small), problems)
-    assert facts["files"].startswith("12 a step, about 120 in all")
-    assert facts["policy"].startswith("2.2 GiB each")
+    warnings = []
+    facts = disk_facts(config, model_size(small), warnings)
+    assert facts["files"] == "12 a step, 120 in all"
+    assert "evaluations" not in facts
+    assert facts["policy"].startswith("2.8 GiB each")  # the tied head is spelled out
+    assert disk_facts(config, model_size(small), [], gpu=True)["policy"].startswith("1.4 GiB each")
     assert facts["checkpoint"] == "6.7 GiB each, 2 kept"
+    assert warnings == []
     huge = load_config(None, {"run_dir": str(tmp_path), "num_rollout": 10**9})
-    disk_facts(huge, None, problems)
-    assert problems[-1].startswith("run.run_dir: ")
-    assert "the run may take" in problems[-1]
+    disk_facts(huge, None, warnings)
+    assert warnings[-1].startswith("run.run_dir: ")
+    assert "the run may take" in warnings[-1]
+
+
+def files(**settings) -> str:
+    return disk_facts(load_config(None, {"num_rollout": 10, **settings}), None, [])["files"]
+
+
+def test_files_of_scores_rounds_and_jobs():
+    assert files(num_steps_per_rollout=2) == "15 a step, 150 in all"
+    rounds = {"dynamic_sampling_filter_path": "reward_spread", "dynamic_sampling_max_rounds": 3}
+    assert files(**rounds) == "12 a step and 8 a round: 20 to 36 a step, 200 to 360 in all"
+    assert files(placement="job", num_steps_per_rollout=2) == "20 a step, 200 in all"
+    assert files(placement="job", **rounds).startswith("16 a step and 10 a round: ")
+    together = {"allocations": {"a": {}}, "placement": "job", "reward_placement": "inline"}
+    for stage in ("rollout", "advantage", "update"):
+        together[f"{stage}_allocation"] = "a"
+    # rollout; advantage with update: reward between them is in the flow
+    assert files(**together) == "14 a step, 140 in all"
+
+
+def test_evaluations_are_counted(tmp_path):
+    prompts = tmp_path / "held_out.jsonl"
+    prompts.write_text('{"input": "1+1=", "label": "2"}\n' * 50)
+    given = {"eval_prompt_data": str(prompts), "num_rollout": 10, "n_samples_per_eval_prompt": 3}
+    facts = disk_facts(load_config(None, given), None, [])
+    # 50 prompts x (3 sampled + 1 greedy) x 1,280 tokens of text
+    assert facts["evaluations"] == "2 of 3 files, 6 in all; at most 1000 KiB each"
+    often = load_config(None, {**given, "eval_interval": 3, "placement": "job"})
+    assert disk_facts(often, None, [])["evaluations"].startswith("5 of 4 files, 20 in all")
 
 
 def test_what_keeps_it_from_starting_is_listed(tmp_path):
@@ -209,6 +285,11 @@ def test_the_command(small, tmp_path, capsys):
     assert told["problems"] == []
     assert told["sections"]["memory per rank"]["ranks"] == "4, GPU"
     assert not (tmp_path / "run").exists()
+    asked = {"train": {"nodes": 2, "tasks_per_node": 8, "gpus_per_node": 8}}
+    words += ["--placement", "job", "--update-allocation", "train", "--allocations"]
+    assert main([*words, json.dumps(asked), "--format", "json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["sections"]["memory per rank"]["ranks"] == "16, GPU"
 
 
 def test_exit_codes_of_the_command(capsys):
@@ -217,3 +298,5 @@ def test_exit_codes_of_the_command(capsys):
     assert main(["check", "--lr", "x"]) == 2
     assert main(["check", "--ranks", "0"]) == 2
     assert "--ranks = '0': must be a whole number" in capsys.readouterr().err
+    assert main(["check", "--run"]) == 2
+    assert capsys.readouterr().err == "relax check: --run: goes with --cluster, which asks SLURM\n"

@@ -61,7 +61,8 @@ def test_same_step(name, model):
     for weight, other in zip(trained[False].values(), trained[True].values(), strict=True):
         assert (weight - other).norm() <= 1e-6 * weight.norm()
     assert "train/ppo_kl" in metrics[False] and "train/ppo_kl" not in metrics[True]
-    for metric in ("train/loss", "train/grad_norm", "train/silenced_frac"):
+    clipped = ("train/pg_clipfrac_pos", "train/pg_clipfrac_neg")
+    for metric in ("train/loss", "train/grad_norm", "train/silenced_frac", *clipped):
         assert metrics[True][metric] == pytest.approx(metrics[False][metric], rel=1e-5, abs=1e-7)
 
 

@@ -61,8 +61,9 @@ M2PO = names("m2po*")
 
 PRESENT: dict[str, set[str]] = {
     **dict.fromkeys(
-        ["train/loss", "train/pg_loss", "train/pg_clipfrac", "train/silenced_frac", "train/ppo_kl",
-         "train/entropy_loss", "train/grad_norm", "train/lr", "train/ois", "train/skipped_steps"],
+        ["train/loss", "train/pg_loss", "train/pg_clipfrac", "train/pg_clipfrac_pos",
+         "train/pg_clipfrac_neg", "train/silenced_frac", "train/ppo_kl", "train/entropy_loss",
+         "train/grad_norm", "train/lr", "train/ois", "train/skipped_steps"],
         ACTOR,
     ),
     "train/kl_loss": names("grpo kl*", "reinforce_plus_plus_baseline"),

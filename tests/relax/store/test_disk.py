@@ -1,12 +1,34 @@
-"""Looks at files that another process is removing."""
+"""Small files written whole, and looks at files that another process is removing."""
 
 import os
 import pathlib
 import shutil
 
+import pytest
+
 from relax.store import disk
 from relax.store.commit import parts_dir
 from relax.store.parts import finished
+
+
+def test_a_file_is_written_whole_or_stays_as_it_was(tmp_path, monkeypatch):
+    path, did = tmp_path / "a.json", []
+    disk.write_whole(path, b"first")
+    for name in ("write_bytes", "rename", "fsync_dir"):
+        own = getattr(disk, name)
+        monkeypatch.setattr(disk, name, lambda *of, n=name, f=own: did.append(n) or f(*of))
+    disk.write_whole(path, b"second")
+    assert did == ["write_bytes", "rename", "fsync_dir"]
+    assert path.read_bytes() == b"second"
+    assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
+
+    def fails(*_):
+        raise OSError("no")
+
+    monkeypatch.setattr(disk, "rename", fails)
+    with pytest.raises(OSError, match="no"):
+        disk.write_whole(path, b"third")
+    assert path.read_bytes() == b"second"
 
 
 def test_size_of_a_directory_that_is_being_removed(tmp_path, monkeypatch):

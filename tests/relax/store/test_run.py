@@ -223,6 +223,22 @@ def test_what_is_not_committed_is_told(tmp_path):
         run.table(3, "reward", "rewards")
 
 
+def test_stages_are_given_by_step_with_their_directories(tmp_path):
+    start(tmp_path)
+    for step, stage in ((10, "rollout"), (2, "reward"), (2, "evaluate")):
+        attempt(tmp_path, "a", step=step, stage=stage).commit()
+    (tmp_path / "steps" / "000011" / ".staging-rollout-a").mkdir(parents=True)
+    run = Run.open(tmp_path)
+    steps = tmp_path / "steps"
+    assert list(run.stages()) == [
+        (2, "evaluate", steps / "000002" / "evaluate"),
+        (2, "reward", steps / "000002" / "reward"),
+        (10, "rollout", steps / "000010" / "rollout"),
+    ]
+    assert [name for _, name, _ in run.stages(10)] == ["rollout"]
+    assert list(run.stages(3)) == []
+
+
 def test_policies_are_found_through_manifests(tmp_path):
     run = start(tmp_path)
     (tmp_path / "policies/000001.of-nobody").mkdir(parents=True)
