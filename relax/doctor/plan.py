@@ -15,6 +15,7 @@ from relax.config import Config
 from relax.data.rows import read_rows
 from relax.doctor.memory import memory
 from relax.doctor.model import ModelSize, model_size
+from relax.doctor.rows import longest_sequence
 from relax.doctor.settings import warnings_of
 from relax.doctor.start import look, settled
 from relax.errors import ArtifactError, ConfigError
@@ -60,7 +61,7 @@ def plan(config: Config, *, ranks: int = 1, gpu: bool = False) -> Plan:
         "run": run_facts(config),
         "algorithm": algorithm_facts(config, row),
         "stages": stage_facts(config),
-        "batch": batch_facts(config, warnings),
+        "batch": batch_facts(config),
         "memory per rank": memory(config, size, ranks=ranks, gpu=gpu) if size else {},
         "disk": disk_facts(config, size, problems),
     }
@@ -127,22 +128,16 @@ def stage_facts(config: Config) -> Facts:
     return {name: config.placement_of(name) for name in STAGES if name not in absent}
 
 
-def batch_facts(config: Config, warnings: list[str]) -> Facts:
+def batch_facts(config: Config) -> Facts:
     """From prompts over responses to optimizer steps and micro-batches."""
     r, u = config.rollout, config.update
     responses, steps = config.responses_per_rollout, config.optimizer_steps
     per_step = responses // steps
-    longest = config.data.rollout_max_prompt_len + r.rollout_max_response_len
     if u.micro_batch_size:
         micro = f"{math.ceil(per_step / u.micro_batch_size)} of {u.micro_batch_size} responses"
     else:
-        most = math.ceil(per_step * longest / u.max_tokens_per_gpu)
+        most = math.ceil(per_step * longest_sequence(config) / u.max_tokens_per_gpu)
         micro = f"at most {most} of {u.max_tokens_per_gpu} tokens"
-        if longest > u.max_tokens_per_gpu:
-            warnings.append(
-                f"update.max_tokens_per_gpu = {u.max_tokens_per_gpu}: the longest prompt with the "
-                f"longest response would have {longest} tokens, and is never split"
-            )
     facts: Facts = {
         "rollout": f"{r.rollout_batch_size} prompts x {r.n_samples_per_prompt} = {responses} "
         "responses",

@@ -23,11 +23,13 @@ from relax.flags import load_config
 from relax.stages.columns import padded
 from relax.stages.training import Learners
 from relax.stages.update import optimizer_steps
-from relax.trainer.actor import Actor, TrainerOptions, TrainSequence
+from relax.trainer.actor import Actor
 from relax.trainer.critic import Critic
 from relax.trainer.learner import Learner
 from relax.trainer.numerics import make_deterministic
+from relax.trainer.options import TrainerOptions
 from relax.trainer.ranks import joined
+from relax.trainer.sequences import TrainSequence
 
 GROUP, GROUPS, LIMIT = 7, 2, 9  # 14 responses in an optimizer step: 1, 2, 3 and 7 micro-batches
 CUTS = {1: 14, 2: 7, 3: 5, 7: 2}  # micro-batches -> responses in each

@@ -10,9 +10,10 @@ from pathlib import Path
 import torch.distributed as dist
 from training_cases import make_sequences, policy_gradient, value_regression
 
-from relax.trainer.actor import Actor, TrainerOptions
+from relax.trainer.actor import Actor
 from relax.trainer.critic import Critic
 from relax.trainer.numerics import make_deterministic
+from relax.trainer.options import TrainerOptions
 from relax.trainer.ranks import joined
 
 OPTIONS = TrainerOptions(lr=1e-4, weight_decay=0.1, temperature=0.7, max_tokens_per_gpu=60)
@@ -92,7 +93,7 @@ def reshard(directory: Path, model: Path, checkpoint: Path) -> dict:
 
 def steps(directory: Path, model: Path, first: int, last: int, saved: Path | None) -> dict:
     """Steps first .. last - 1, from a checkpoint where first > 0, and a checkpoint at the end."""
-    options = dataclasses.replace(OPTIONS, lr_decay_style="cosine", lr_warmup_steps=2)
+    options = dataclasses.replace(OPTIONS, lr_decay_style="cosine", lr_warmup_iters=2)
     actor = Actor.load(model, options, num_schedule_steps=6)
     if saved is not None:
         actor.restore(saved)

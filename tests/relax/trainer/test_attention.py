@@ -10,9 +10,10 @@ from training_cases import make_sequences
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from relax.errors import ConfigError
-from relax.trainer.actor import Actor, TrainerOptions
+from relax.trainer.actor import Actor
 from relax.trainer.attention import ALIKE, BY_LAYER, attend, is_plain, make_reading
 from relax.trainer.batch import lay_out_shared
+from relax.trainer.options import TrainerOptions
 from relax.trainer.sequences import TrainSequence
 
 SMALL = {
