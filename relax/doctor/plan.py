@@ -15,7 +15,6 @@ from relax.config import Config
 from relax.data.rows import read_rows
 from relax.doctor.memory import memory
 from relax.doctor.model import ModelSize, model_size
-from relax.doctor.rows import longest_sequence
 from relax.doctor.settings import warnings_of
 from relax.doctor.start import look, settled
 from relax.errors import ArtifactError, ConfigError
@@ -136,7 +135,8 @@ def batch_facts(config: Config) -> Facts:
     if u.micro_batch_size:
         micro = f"{math.ceil(per_step / u.micro_batch_size)} of {u.micro_batch_size} responses"
     else:
-        most = math.ceil(per_step * longest_sequence(config) / u.max_tokens_per_gpu)
+        longest = config.data.rollout_max_prompt_len + r.rollout_max_response_len
+        most = math.ceil(per_step * longest / u.max_tokens_per_gpu)
         micro = f"at most {most} of {u.max_tokens_per_gpu} tokens"
     facts: Facts = {
         "rollout": f"{r.rollout_batch_size} prompts x {r.n_samples_per_prompt} = {responses} "

@@ -117,19 +117,15 @@ def lengths(tokenizer: Path, texts: list[str]) -> Iterator[int]:
 def check_budget(config: Config) -> None:
     """ConfigError where a micro-batch cannot hold the longest prompt with the longest response.
 
-    An update would only find out once the rollout is there.
+    The turns and tools of a response are within its limit, too. An update would only find out once
+    the rollout is there.
     """
     budget, prompt = config.update.max_tokens_per_gpu, config.data.rollout_max_prompt_len
-    response, longest = config.rollout.rollout_max_response_len, longest_sequence(config)
+    response = config.rollout.rollout_max_response_len
+    longest = min(prompt + response, context_limit(config) or prompt + response)
     if not config.update.micro_batch_size and longest > budget:
         raise ConfigError(
             f"--max-tokens-per-gpu = {budget}: a prompt with its response may have {longest} "
             f"tokens, and is never split; raise it to {longest}, or lower "
             f"rollout_max_prompt_len = {prompt} or rollout_max_response_len = {response}"
         )
-
-
-def longest_sequence(config: Config) -> int:
-    """Most tokens of a prompt with its response, whatever its turns."""
-    longest = config.data.rollout_max_prompt_len + config.rollout.rollout_max_response_len
-    return min(longest, context_limit(config) or longest)

@@ -201,7 +201,7 @@ def test_refusal(name, given, words):
     assert any(words in line for line in lines), lines
     for line in lines:
         where, _, rest = line.partition(" = ")
-        assert where.split(".")[0] in ("algorithm", "rollout", "update") and ": " in rest
+        assert where.split(".")[0] in ("algorithm", "model", "rollout", "update") and ": " in rest
         assert "; " in rest, f"no reason: {line}"
 
 
