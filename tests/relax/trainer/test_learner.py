@@ -7,8 +7,9 @@ from training_cases import make_sequences, policy_gradient, value_regression
 from transformers import AutoModelForCausalLM
 
 from relax.errors import ArtifactError, ConfigError
-from relax.trainer import checkpoint, learner, publish
+from relax.trainer import build, checkpoint, learner, publish
 from relax.trainer.actor import Actor
+from relax.trainer.build import DTYPES
 from relax.trainer.critic import Critic
 from relax.trainer.learner import NonFiniteError
 from relax.trainer.options import TrainerOptions
@@ -175,6 +176,47 @@ def test_reference_scores_equal_the_actors(tied_dir):
         np.testing.assert_array_equal(row, expected)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_model_that_only_scores_has_no_master_weights(untied_dir, dtype):
+    """The same bits from half the memory; patterns of what is trained do not concern it."""
+    options = dataclasses.replace(OPTIONS, dtype=dtype, only_train_params_name_list=("laers",))
+    scoring = ShardedModel(untied_dir, options, "logp", use="score")
+    assert {weight.dtype for weight in scoring.weights.values()} == {DTYPES[dtype]}
+    assert not any(weight.requires_grad for weight in scoring.weights.values())
+    trained = load(untied_dir, dtype=dtype)
+    assert {weight.dtype for weight in trained._model.weights.values()} == {torch.float32}
+    sequences = make_sequences(6)
+    for row, expected in zip(
+        scoring.rows(sequences, "logp", 0.7), trained.logp(sequences, 0.7), strict=True
+    ):
+        np.testing.assert_array_equal(row, expected)
+    for ours, theirs in zip(scoring.module.buffers(), trained._model.module.buffers(), strict=True):
+        assert ours.dtype == theirs.dtype and torch.equal(ours, theirs)
+
+
+def test_what_a_checkpoint_fills_is_not_read_from_files(tied_dir, tmp_path, monkeypatch):
+    actor = load(tied_dir)
+    step(actor)
+    actor.begin_save(tmp_path / "1")()
+    monkeypatch.setattr(build, "read_weights", lambda *_: pytest.fail("read"))
+    again = Actor.load(tied_dir, OPTIONS, num_schedule_steps=9, use="restore")
+    again.restore(tmp_path / "1")
+    assert (again.step, again.weights_hash()) == (1, actor.weights_hash())
+    assert step(again, seed=1) == step(actor, seed=1)
+    assert again.weights_hash() == actor.weights_hash()
+
+
+def test_only_the_rank_that_writes_a_tensor_copies_it(tied_dir):
+    model = load(tied_dir)._model
+    file_of = publish.assign_files(model, torch.float32)
+    live = {weight.to_local().data_ptr() for weight in model.weights.values()}
+    whole = dict(publish._whole_tensors(model, torch.float32, file_of))
+    assert {tensor.data_ptr() for tensor in whole.values()} <= live
+    owned = dict(publish._owned_tensors(model, torch.float32, file_of))
+    assert owned.keys() == whole.keys()
+    assert live.isdisjoint(tensor.data_ptr() for tensor in owned.values())
+
+
 def test_likeliest_words_are_those_of_the_logits(untied_dir):
     sequences = make_sequences(7)
     found = ShardedModel(untied_dir, OPTIONS, "logp").top_words(sequences, 5)
@@ -301,6 +343,20 @@ def test_timing_of_a_step(tied_dir):
     assert timing["padding_waste"] == pytest.approx(1 - sum(lengths) / (8 * max(lengths)))
     assert 0.1 < timing["peak_memory_gib"] < 20
     assert "mfu" not in timing
+
+
+def test_timing_of_several_steps_is_of_their_sums(tied_dir):
+    actor = load(tied_dir, max_tokens_per_gpu=1000)
+    assert actor.timing == {}
+    step(actor)
+    first = actor.timing
+    step(actor, count=5)
+    both = actor.timing
+    num_tokens = sum(len(s.tokens) for count in (8, 5) for s in make_sequences(count))
+    assert both["tokens_per_s"] * both["step_s"] == pytest.approx(num_tokens)
+    assert both["step_s"] > first["step_s"] and both["forward_s"] > first["forward_s"]
+    actor.restart_timing()
+    assert actor.timing == {}
 
 
 def test_mfu_where_the_devices_peak_is_known(tied_dir, monkeypatch):

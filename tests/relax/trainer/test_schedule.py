@@ -1,5 +1,8 @@
+import os
+
 import pytest
 
+from relax.trainer.numerics import make_deterministic
 from relax.trainer.options import TrainerOptions
 from relax.trainer.schedule import learning_rate
 
@@ -17,3 +20,9 @@ def test_learning_rates(style, expected):
     rates = [learning_rate(options, step, 6) for step in range(7)]
     assert rates == pytest.approx(expected)
     assert learning_rate(options, 60, 6) == pytest.approx(expected[-1])
+
+
+def test_flash_attention_is_asked_for_its_deterministic_backward_pass(monkeypatch):
+    monkeypatch.delenv("FLASH_ATTENTION_DETERMINISTIC", raising=False)
+    make_deterministic(1)
+    assert os.environ["FLASH_ATTENTION_DETERMINISTIC"] == "1"
