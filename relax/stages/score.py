@@ -59,13 +59,10 @@ def run(config: Config, inputs: Inputs, output: Output, warm: Warm) -> None:
     if "ref_logp" in wanted:
         columns["ref_logp"], _ = frozen(reference_dir(inputs.run, inputs.step), sequences, options)
     if "teacher_logp" in wanted:
-        columns["teacher_logp"], words = frozen(
-            given_model(inputs.run, "opd_teacher_load"), sequences, options, num_top=top_k
-        )
-        if likeliest is not None:
-            columns["top_k_overlap"] = [
-                overlap(ours, theirs) for ours, theirs in zip(likeliest, words, strict=True)
-            ]
+        teacher = given_model(inputs.run, "opd_teacher_load")
+        columns["teacher_logp"], overlaps = frozen(teacher, sequences, options, likeliest)
+        if overlaps:
+            columns["top_k_overlap"] = overlaps
     output.write("scores", SCORES.table(sample_id=[s.sample_id for s in sequences], **columns))
     output.write("metrics", metric_table([]))
 
@@ -77,19 +74,27 @@ def reference_dir(run: Run, step: int) -> Path:
 
 
 def frozen(
-    directory: Path, sequences: list[TrainSequence], options: TrainerOptions, *, num_top: int = 0
+    directory: Path,
+    sequences: list[TrainSequence],
+    options: TrainerOptions,
+    likeliest: Rows | None = None,
 ) -> tuple[Rows, Rows]:
     """Log-probabilities under a model that is loaded for this call and freed after it.
 
-    And its num_top likeliest words of every token (0: an empty list). Models of a step are loaded
-    one after another, so that they never share memory.
+    And how far its likeliest words are those given for every token (None: an empty list). Models
+    of a step are loaded one after another, so that they never share memory.
     """
     model = ShardedModel(directory, options, "logp", use="score")
     logp = model.rows(sequences, "logp", options.temperature)
-    words = model.top_words(sequences, num_top) if num_top else []
+    overlaps = []
+    if likeliest is not None:
+        num_top = likeliest[0].shape[1]
+        overlaps = model.top_words(
+            sequences, num_top, lambda i, theirs_TK: overlap(likeliest[i], theirs_TK)
+        )
     del model
     free_memory()
-    return logp, words
+    return logp, overlaps
 
 
 def overlap(ours_TK: np.ndarray, theirs_TK: np.ndarray) -> np.ndarray:

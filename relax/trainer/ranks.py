@@ -55,18 +55,18 @@ def barrier() -> None:
     dist.barrier()
 
 
-def make_mesh(replicate: int) -> DeviceMesh:
-    """Mesh (replicate, shard) over all ranks; of one dimension where replicate is 1."""
+def make_mesh(num_replicas: int) -> DeviceMesh:
+    """Mesh (replicate, shard) over all ranks; of one dimension where num_replicas is 1."""
     device = device_type()
     num_ranks = dist.get_world_size()
-    if num_ranks % replicate:
+    if num_ranks % num_replicas:
         raise ConfigError(
-            f"--num-replicas = {replicate}; the number of ranks, {num_ranks}, must be a "
+            f"--num-replicas = {num_replicas}; the number of ranks, {num_ranks}, must be a "
             "multiple of it"
         )
-    if replicate == 1:
+    if num_replicas == 1:
         return init_device_mesh(device, (num_ranks,), mesh_dim_names=("shard",))
-    shape = (replicate, num_ranks // replicate)
+    shape = (num_replicas, num_ranks // num_replicas)
     return init_device_mesh(device, shape, mesh_dim_names=("replicate", "shard"))
 
 

@@ -3,7 +3,7 @@
 Shapes: N response tokens of a micro-batch.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -103,11 +103,17 @@ class ShardedModel:
                 mine[index] = row[: sequences[index].response_len].copy()
         return self._in_order(mine, len(sequences))
 
-    def top_words(self, sequences: Sequence[TrainSequence], num_top: int) -> list[np.ndarray]:
+    def top_words(
+        self,
+        sequences: Sequence[TrainSequence],
+        num_top: int,
+        told: Callable[[int, np.ndarray], np.ndarray] = lambda _, words_TK: words_TK,
+    ) -> list[np.ndarray]:
         """The num_top likeliest words of every response token, on every rank.
 
         int32 [response_len, num_top], likeliest first; for distillation. The same at any
-        temperature.
+        temperature. `told`: what the rank that found them makes of the words of a sequence, to be
+        handed to the others in their place.
         """
         mine: dict[int, np.ndarray] = {}
         for members, batch in self._forward_only(sequences):
@@ -116,7 +122,7 @@ class ShardedModel:
             words_NK, start = word_NK.cpu().numpy(), 0
             for index in members:
                 end = start + sequences[index].response_len
-                mine[index] = words_NK[start:end].copy()
+                mine[index] = told(index, words_NK[start:end].copy())
                 start = end
         return self._in_order(mine, len(sequences))
 
