@@ -53,8 +53,9 @@ def reward(text: str) -> float:
 def ours(policy: Path) -> dict[str, float]:
     from relax.data.prompts import load_tokenizer
     from relax.engines import open_engine
-    from relax.trainer.actor import Actor, TrainerOptions
+    from relax.trainer.actor import Actor
     from relax.trainer.numerics import make_deterministic
+    from relax.trainer.options import TrainerOptions
 
     make_deterministic(1)
     actor = Actor.load(policy, TrainerOptions(lr=1e-4), num_schedule_steps=STEPS)
@@ -79,7 +80,7 @@ def sample(engine, tokenizer, step: int) -> list:
 
     from relax.algorithms.advantages import group_normalized
     from relax.engines import Request, SamplingParams
-    from relax.trainer.actor import TrainSequence
+    from relax.trainer.sequences import TrainSequence
 
     texts = prompts()[step * NUM_PROMPTS :][:NUM_PROMPTS]
     prompt_B = [tuple(ids) for ids in tokenizer(texts)["input_ids"] for _ in range(GROUP)]
@@ -102,7 +103,7 @@ def sample(engine, tokenizer, step: int) -> list:
 
 def train(actor, sequences: list) -> None:
     from relax.algorithms.objectives import ppo_clip
-    from relax.trainer.actor import LossParts
+    from relax.trainer.sequences import LossParts
 
     num_tokens = sum(sequence.response_len for sequence in sequences)
 

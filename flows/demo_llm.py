@@ -25,6 +25,7 @@ RUN = {
     "n_samples_per_prompt": 8,
     "rollout_max_response_len": 8,
     "lr": 1e-5,
+    "rollout_max_prompt_len": 512,
     "max_tokens_per_gpu": 1024,
     "skip_zero_advantage": True,
 }

@@ -179,7 +179,13 @@ METRICS = Table(
 TIMING = Table(
     "timing",
     (
-        Column("measure", TEXT, "", "what was measured: seconds/..., tokens/..., started, host"),
+        Column(
+            "measure",
+            TEXT,
+            "",
+            "what was measured: seconds/..., tokens/..., started, host; trainer/...: of rank 0, "
+            "seconds and rates over all optimizer steps of the rollout",
+        ),
         Column("value", REAL, "as the measure says", "clock- and machine-dependent number", True),
         Column("text", TEXT, "", "machine-dependent text", True),
     ),

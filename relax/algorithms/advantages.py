@@ -66,14 +66,14 @@ def kl_to_go_return(
 
     A valid token earns -kl_coef * kl (kl = old_logp - ref_logp, k1), the last one the reward too.
     A masked hole costs no discount; a response without a valid token gives zeros.
-    ValueError for a reward that is not finite.
+    ValueError for a reward, or a kl of a valid token, that is not finite.
     """
     reward_B = _finite(reward_B)
     return_BT = torch.empty(mask_BT.shape, device=mask_BT.device)
     for rows in _row_blocks(mask_BT):
         valid_BT = mask_BT[rows] != 0
         valid_TB = valid_BT.t().contiguous()
-        reward_TB = _time_major(kl_BT[rows], valid_BT).mul_(-kl_coef)
+        reward_TB = _time_major("kl", kl_BT, valid_BT, rows).mul_(-kl_coef)
         row_B, last_B = _last_valid(valid_BT)
         reward_TB[last_B, row_B] += reward_B[rows][row_B]
         holes = _holes(valid_TB)
@@ -113,13 +113,13 @@ def gae(
     only: a masked hole is skipped, and the value after the last valid token is 0. What a token
     hands to the one before it, G_t = gamma V_t + gamma lambda A_t, is computed by one recursion:
     return_t = r_t + G_{t+1} and G_t = gamma (1 - lambda) V_t + gamma lambda return_t.
+    ValueError for a reward or a value of a valid token that is not finite.
     """
     advantage_BT, return_BT = (torch.empty(mask_BT.shape, device=mask_BT.device) for _ in "AR")
     for rows in _row_blocks(mask_BT):
         valid_BT = mask_BT[rows] != 0
-        reward_TB, value_TB = (
-            _time_major(x_BT[rows], valid_BT) for x_BT in (token_reward_BT, value_BT)
-        )
+        reward_TB = _time_major("reward", token_reward_BT, valid_BT, rows)
+        value_TB = _time_major("value", value_BT, valid_BT, rows)
         valid_TB = valid_BT.t().contiguous()
         holes = _holes(valid_TB)
         handed_TB = (value_TB * (gamma - gamma * lambd)).add_(reward_TB, alpha=gamma * lambd)
@@ -216,9 +216,17 @@ def _last_valid(valid_BT: Tensor) -> tuple[Tensor, Tensor]:
     return row_B, last_B[row_B].long() - 1
 
 
-def _time_major(value_BT: Tensor, valid_BT: Tensor) -> Tensor:
-    """float64 [T, B], 0 where masked, so that a step in time is one contiguous row."""
-    return torch.where(valid_BT, value_BT.detach(), 0.0).t().contiguous().double()
+def _time_major(name: str, value_BT: Tensor, valid_bT: Tensor, rows: slice) -> Tensor:
+    """The rows' values, float64 [T, b], 0 where masked: a step in time is one contiguous row.
+
+    ValueError naming the responses where a valid one is not finite.
+    """
+    value_bT = torch.where(valid_bT, value_BT[rows].detach(), 0.0)
+    value_Tb = value_bT.t().contiguous().double()
+    if not value_Tb.sum().isfinite():
+        bad = ((~torch.isfinite(value_bT)).any(1).nonzero().flatten() + rows.start)[:8]
+        raise ValueError(f"{name}: not finite on a valid token of responses {bad.tolist()}")
+    return value_Tb
 
 
 def _holes(valid_TB: Tensor) -> bool:

@@ -19,11 +19,6 @@ def knobs(function: Callable, settings: Mapping[str, Any]) -> dict[str, Any]:
     return {p.name: settings[p.name] for p in _knobs(function) if p.name in settings}
 
 
-def knob_names(function: Callable) -> set[str]:
-    """Names of the keyword-only arguments."""
-    return {p.name for p in _knobs(function)}
-
-
 def inputs(function: Callable) -> list[str]:
     """Names of the arguments that are data, in order; those with a default are left out."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)

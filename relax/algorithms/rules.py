@@ -285,9 +285,6 @@ def _without_effect(config: Config, row: Algorithm) -> Iterator[str]:
     ):
         yield _line(config, "disable_grpo_std_normalization", "no effect", "rewards are raw")
 
-    if config.model.critic_load and "critic" not in row.needs:
-        yield _line(config, "critic_load", "no effect", f"{row.name} has no critic")
-
 
 def _schedule(config: Config, row: Algorithm) -> Iterator[str]:
     settings, rollouts = config.update, config.run.num_rollout

@@ -122,7 +122,8 @@ ROWS = (
         kl_types=("k1",),
         needs=frozenset({"critic"}),
         uses=DUAL_CLIP
-        | {"gamma", "lambd", "value_clip", "num_critic_only_steps", "critic_lr", "kl_coef"},
+        | {"gamma", "lambd", "value_clip", "num_critic_only_steps", "critic_lr", "critic_load"}
+        | {"kl_coef"},
         value_objective="value_clip",
         refused={
             "fully_async": "actor, critic and advantages take turns on one rollout",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from relax.config.fields import (
     Finite,
@@ -107,7 +107,11 @@ class AlgorithmSection(Section):
 
 
 class UpdateSection(Section):
-    """The optimizer step."""
+    """The optimizer step. Settings that only lay out its work (use_dynamic_batch_size,
+    micro_batch_size, max_tokens_per_gpu, num_replicas, recompute_every, offload) may change in the
+    middle of a run."""
+
+    # They move last bits: each update's manifest has them, and a redo repeats them.
 
     lr: Positive = 1e-6
     """Peak learning rate."""
@@ -135,19 +139,21 @@ class UpdateSection(Section):
     """Optimizer steps per rollout; unset: those of a rollout over global_batch_size, else 1."""
     use_dynamic_global_batch_size: bool = False
     """Not built yet. Let the responses of an optimizer step follow what a rollout brought."""
-    micro_batch_size: NonNegativeInt = 0
-    """Responses per micro-batch; 0: packed by max_tokens_per_gpu instead."""
-    max_tokens_per_gpu: PositiveInt = 8192
-    """Token budget of a packed micro-batch."""
+    use_dynamic_batch_size: bool = unkeyed(True)
+    """Pack micro-batches by tokens, up to max_tokens_per_gpu; micro_batch_size turns it off."""
+    micro_batch_size: NonNegativeInt = unkeyed(0)
+    """Responses per micro-batch, where they are not packed by tokens."""
+    max_tokens_per_gpu: PositiveInt = unkeyed(8192)
+    """Token budget of a packed micro-batch; a sequence is never split."""
     update_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Of the computation; auto: bfloat16 on GPUs, float32 elsewhere. Master weights: float32."""
     rollout_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Of the published policies; auto as above."""
-    num_replicas: PositiveInt = 1
+    num_replicas: PositiveInt = unkeyed(1)
     """Groups of ranks that hold the model between them; usually one group a node."""
-    recompute_every: NonNegativeInt = 0
+    recompute_every: NonNegativeInt = unkeyed(0)
     """Recompute the activations of every n-th block in the backward pass; 0: keep all."""
-    offload: Literal["none", "cpu"] = "none"
+    offload: Literal["none", "cpu"] = unkeyed("none")
     """`cpu` keeps parameters, gradients and optimizer state in host memory."""
     compile_blocks: bool = False
     """Run each transformer block through torch.compile."""
@@ -160,3 +166,27 @@ class UpdateSection(Section):
     """Regular expressions: parameters whose name matches one are not trained."""
     skip_zero_advantage: bool = False
     """Leave responses out that move nothing; metrics over all tokens are then not reported."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _counted_where_a_count_is_given(cls, given: Any) -> Any:
+        """micro_batch_size alone says enough."""
+        if isinstance(given, dict) and given.get("micro_batch_size"):
+            return {"use_dynamic_batch_size": False, **given}
+        return given
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> UpdateSection:
+        if self.use_dynamic_batch_size == bool(self.micro_batch_size):
+            raise ValueError(
+                f"micro_batch_size = {self.micro_batch_size} with use_dynamic_batch_size = "
+                f"{self.use_dynamic_batch_size}: micro-batches are packed by tokens, or hold a "
+                "number of responses: give one of the two"
+            )
+        if self.only_train_params_name_list and self.freeze_params_name_list:
+            raise ValueError(
+                f"freeze_params_name_list = {list(self.freeze_params_name_list)} with "
+                f"only_train_params_name_list = {list(self.only_train_params_name_list)}: give at "
+                "most one of the two"
+            )
+        return self

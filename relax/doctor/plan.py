@@ -54,7 +54,7 @@ def plan(config: Config, *, ranks: int | None = None, gpu: bool | None = None) -
         "run": run_facts(config),
         "algorithm": algorithm_facts(config, row),
         "stages": stage_facts(config),
-        "batch": batch_facts(config, warnings),
+        "batch": batch_facts(config),
         "memory per rank": memory(config, size, ranks=ranks, gpu=gpu) if size else {},
         "disk": disk_facts(config, size, warnings, gpu=gpu),
     }
@@ -127,22 +127,17 @@ def stage_facts(config: Config) -> Facts:
     return {name: config.placement_of(name) for name in STAGES if name in there}
 
 
-def batch_facts(config: Config, warnings: list[str]) -> Facts:
+def batch_facts(config: Config) -> Facts:
     """From prompts over responses to optimizer steps and micro-batches."""
     r, u = config.rollout, config.update
     responses, steps = config.responses_per_rollout, config.optimizer_steps
     per_step = responses // steps
-    longest = config.data.rollout_max_prompt_len + r.rollout_max_response_len
     if u.micro_batch_size:
         micro = f"{math.ceil(per_step / u.micro_batch_size)} of {u.micro_batch_size} responses"
     else:
+        longest = config.data.rollout_max_prompt_len + r.rollout_max_response_len
         most = math.ceil(per_step * longest / u.max_tokens_per_gpu)
         micro = f"at most {most} of {u.max_tokens_per_gpu} tokens"
-        if longest > u.max_tokens_per_gpu:
-            warnings.append(
-                f"update.max_tokens_per_gpu = {u.max_tokens_per_gpu}: the longest prompt with the "
-                f"longest response would have {longest} tokens, and is never split"
-            )
     facts: Facts = {
         "rollout": f"{r.rollout_batch_size} prompts x {r.n_samples_per_prompt} = {responses} "
         "responses",

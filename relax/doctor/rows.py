@@ -85,7 +85,7 @@ def check_lengths(config: Config, path: str, texts: list[str]) -> None:
     shortest = None
     for length in lengths(tokenizer, texts):
         if length <= longest and (not room or length < room):
-            return check_budget(config, length)
+            return
         shortest = min(length, shortest or length)
     said = f"the shortest of {path} has {shortest} tokens"
     assert shortest is not None
@@ -95,10 +95,12 @@ def check_lengths(config: Config, path: str, texts: list[str]) -> None:
 
 
 def context_limit(config: Config) -> int:
-    """Tokens of prompt and response together; 0: any."""
-    own = read_config(Path(config.model.hf_checkpoint)).get("max_position_embeddings") or 0
-    given = config.rollout.rollout_max_context_len
-    return min(own, given) if own and given else own or given
+    """Tokens of prompt and response together; 0: any, as far as is known here."""
+    given, own = config.model.hf_checkpoint, 0
+    if given and Path(given, "config.json").exists():
+        own = read_config(Path(given)).get("max_position_embeddings") or 0
+    asked = config.rollout.rollout_max_context_len
+    return min(own, asked) if own and asked else own or asked
 
 
 def lengths(tokenizer: Path, texts: list[str]) -> Iterator[int]:
@@ -112,12 +114,18 @@ def lengths(tokenizer: Path, texts: list[str]) -> Iterator[int]:
     return (len(loaded.encode(text, add_special_tokens=False).ids) for text in texts)
 
 
-def check_budget(config: Config, length: int) -> None:
-    """ConfigError where a micro-batch cannot hold even this prompt with one token after it."""
-    budget = config.update.max_tokens_per_gpu
-    if not config.update.micro_batch_size and length >= budget:
-        most = config.data.rollout_max_prompt_len + config.rollout.rollout_max_response_len
+def check_budget(config: Config) -> None:
+    """ConfigError where a micro-batch cannot hold the longest prompt with the longest response.
+
+    The turns and tools of a response are within its limit, too. An update would only find out once
+    the rollout is there.
+    """
+    budget, prompt = config.update.max_tokens_per_gpu, config.data.rollout_max_prompt_len
+    response = config.rollout.rollout_max_response_len
+    longest = min(prompt + response, context_limit(config) or prompt + response)
+    if not config.update.micro_batch_size and longest > budget:
         raise ConfigError(
-            f"--max-tokens-per-gpu = {budget}: a prompt of {length} tokens and its response are "
-            f"never split; raise it (the limits on prompt and response allow {most})"
+            f"--max-tokens-per-gpu = {budget}: a prompt with its response may have {longest} "
+            f"tokens, and is never split; raise it to {longest}, or lower "
+            f"rollout_max_prompt_len = {prompt} or rollout_max_response_len = {response}"
         )

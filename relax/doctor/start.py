@@ -12,7 +12,7 @@ from typing import Literal
 
 from relax.config import Config
 from relax.doctor.hub import resolved
-from relax.doctor.rows import check_rows
+from relax.doctor.rows import check_budget, check_rows
 from relax.doctor.settings import checked, vocabulary
 from relax.doctor.sources import EVALUATION, fingerprints, other_models
 from relax.doctor.weights import check_weights
@@ -82,6 +82,8 @@ def look(config: Config, command: Command = "train") -> tuple[dict[str, str], li
 
     complete = tried(lambda: require(config, *NEEDED[command]))
     tried(lambda: checked(config))
+    if command == "train":
+        tried(lambda: check_budget(config))
     if config.model.hf_checkpoint:
         readable = tried(lambda: check_models(config)) and tried(lambda: vocabulary(config))
         complete = complete and readable

@@ -98,7 +98,7 @@ STAGES: dict[str, Stage] = {
         Stage(
             "sft",
             "relax.stages.sft:run",
-            code=1,
+            code=2,
             reads=("run", "seeds", "data", "update", "sft"),
             writes=("metrics", "policy"),
             sources=("model", "tokenizer", "prompts", "schedule"),

@@ -12,7 +12,9 @@ from typing import Any
 from relax.stages import Stage
 from relax.stages.keys import done, key_parts
 from relax.stages.rounds import row_of
-from relax.store import Manifest, Output, Run
+from relax.store import Manifest, Output, Run, disk
+from relax.trainer import ranks
+from relax.trainer.numerics import make_deterministic
 
 # Nodes have no way out, and a log is no place for progress bars. Read when transformers is loaded.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -104,7 +106,7 @@ def _perform(inputs: Inputs, name: str, attempt: str, warm: Warm) -> Manifest | 
     """The committed manifest; None where shards are left."""
     started, run, step = time.time(), inputs.run, inputs.step
     stage = row_of(run, step, name)
-    _settle_numerics(run)
+    make_deterministic(run.config.run.num_threads)
     manifest = _from_first(done(run, step, name) if _rank() == 0 else None)
     if manifest is not None:
         return manifest
@@ -126,7 +128,7 @@ def _compute(
     """What rank 0 committed, or another attempt before it; None on other ranks, or Unfinished."""
     start, run, step = time.perf_counter(), inputs.run, inputs.step
     together = _size() > 1 and stage.runs_on == "every rank"
-    gang = {"rank": _rank(), "barrier": _barrier} if together else {}
+    gang = {"rank": _rank(), "barrier": ranks.barrier} if together else {}
     parts = key_parts(run, step, stage)
     output = Output(run.root, step, stage.name, attempt=attempt, key_parts=parts, **gang)
     output.measure("started", started)
@@ -140,19 +142,13 @@ def _compute(
         output.discard()
         return None
     except OSError as error:
-        if output.rank:
-            raise
+        if together:  # the others wait for this rank elsewhere; the next start finds a winner
+            output.discard()
+            raise disk.explained(error, output.final) from error
         return output.yield_to_winner(error)
     except BaseException:
         output.discard()
         raise
-
-
-def _settle_numerics(run: Run) -> None:
-    """Thread count and deterministic kernels, before the first tensor of any rank."""
-    from relax.trainer.numerics import make_deterministic
-
-    make_deterministic(run.config.run.num_threads)
 
 
 def _rank() -> int:
@@ -167,21 +163,13 @@ def _from_first(value: Any) -> Any:
     """Rank 0's value on every rank; a lone process needs no group for that."""
     if _size() == 1:
         return value
-    from relax.trainer import ranks
-
     ranks.ensure_group()
     return ranks.from_first(value)
 
 
 def _leave() -> None:
     if _size() > 1:
-        importlib.import_module("relax.trainer.ranks").leave_group()
-
-
-def _barrier() -> None:
-    from relax.trainer import ranks
-
-    ranks.barrier()
+        ranks.leave_group()
 
 
 def _load(entry: str) -> Any:

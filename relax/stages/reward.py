@@ -10,13 +10,12 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from relax.algorithms.custom import CUSTOM_FUNCTIONS
 from relax.algorithms.metrics import pass_rates
 from relax.config import AlgorithmSection, Config, RewardSection, flag_of
-from relax.custom import load_function
 from relax.errors import ArtifactError, FunctionError
 from relax.rewards import Verifier, custom, verifier
 from relax.schema import REWARDS
+from relax.stages.advantage import loaded
 from relax.stages.metrics import metric_table
 from relax.stages.perform import Inputs, Warm
 from relax.store import Output, rows
@@ -25,10 +24,10 @@ from relax.store import Output, rows
 def run(config: Config, inputs: Inputs, output: Output, warm: Warm) -> None:
     """Write the table `rewards`; one that is not a finite number is an error naming samples."""
     del warm
-    score(config, inputs, output, sampled_by="rollout")
+    write_rewards(config, inputs, output, sampled_by="rollout")
 
 
-def score(config: Config, inputs: Inputs, output: Output, *, sampled_by: str) -> pa.Table:
+def write_rewards(config: Config, inputs: Inputs, output: Output, *, sampled_by: str) -> pa.Table:
     """The table `rewards`, written, of what the stage `sampled_by` of the step sampled."""
     response = rows(inputs.run.table(inputs.step, sampled_by, "responses"))
     prompt = rows(inputs.run.table(inputs.step, sampled_by, "prompts"))
@@ -105,16 +104,15 @@ def post_processed(
 ) -> np.ndarray:
     """Rewards as advantages see them: through the user's own function where one is given."""
     name = "custom_reward_post_process_path"
-    path = settings.custom_reward_post_process_path
-    if not path:
+    process = loaded(settings, name)
+    if process is None:
         return reward_B
-    process = load_function(path, flag=flag_of(name), signature=CUSTOM_FUNCTIONS[name])
     found = process(torch.tensor(reward_B), torch.tensor(group_id_B))
     found_B = np.asarray(found, dtype=np.float64)
     if found_B.shape != reward_B.shape:
         raise ArtifactError(
-            f"{flag_of(name)} = {path!r}: gave shape {found_B.shape}; one reward for each of "
-            f"{len(reward_B)} responses is needed"
+            f"{flag_of(name)} = {getattr(settings, name)!r}: gave shape {found_B.shape}; one "
+            f"reward for each of {len(reward_B)} responses is needed"
         )
     return found_B
 

@@ -5,7 +5,6 @@ Shapes: T response positions of one response, K likeliest tokens.
 
 from __future__ import annotations
 
-import gc
 import time
 from pathlib import Path
 
@@ -20,9 +19,10 @@ from relax.stages.models import given_model
 from relax.stages.perform import Inputs, Warm
 from relax.stages.training import learners_before, trainer_options
 from relax.stages.update import response_sequences, update
-from relax.store import Output, Run
-from relax.trainer.actor import TrainerOptions, TrainSequence
+from relax.store import Output, Run, rows
 from relax.trainer.device import free_memory
+from relax.trainer.options import TrainerOptions
+from relax.trainer.sequences import TrainSequence
 from relax.trainer.sharded import ShardedModel
 
 Rows = list[np.ndarray]
@@ -32,7 +32,10 @@ def run(config: Config, inputs: Inputs, output: Output, warm: Warm) -> None:
     """Write the table `scores`: the columns that the algorithm and its settings ask for."""
     wanted = rules.scores_needed(config)
     options = trainer_options(config, temperature=config.rollout.rollout_temperature)
-    sequences = response_sequences(inputs.run, inputs.step)
+    asked, answered = (
+        rows(inputs.run.table(inputs.step, "rollout", name)) for name in ("prompts", "responses")
+    )
+    sequences = response_sequences(asked, answered)
     columns: dict[str, Rows] = {}
     top_k = config.algorithm.opd_log_prob_top_k if "teacher_logp" in wanted else 0
     likeliest = None
@@ -43,7 +46,7 @@ def run(config: Config, inputs: Inputs, output: Output, warm: Warm) -> None:
             inputs.step,
             warm,
             options,
-            lambda learners, step: update(learners, config, inputs.run, step),
+            lambda learners, step: update(learners, config, inputs.run, step, {}),
         )
         if "old_logp" in wanted:
             columns["old_logp"] = learners.actor.logp(sequences, options.temperature)
@@ -51,18 +54,15 @@ def run(config: Config, inputs: Inputs, output: Output, warm: Warm) -> None:
             assert learners.critic is not None
             columns["value"] = learners.critic.values(sequences)
         if top_k:
-            likeliest = learners.actor.top_words(sequences, top_k, options.temperature)
+            likeliest = learners.actor.top_words(sequences, top_k)
     output.measure("seconds/policy", time.perf_counter() - start)
     if "ref_logp" in wanted:
         columns["ref_logp"], _ = frozen(reference_dir(inputs.run, inputs.step), sequences, options)
     if "teacher_logp" in wanted:
-        columns["teacher_logp"], words = frozen(
-            given_model(inputs.run, "opd_teacher_load"), sequences, options, num_top=top_k
-        )
-        if likeliest is not None:
-            columns["top_k_overlap"] = [
-                overlap(ours, theirs) for ours, theirs in zip(likeliest, words, strict=True)
-            ]
+        teacher = given_model(inputs.run, "opd_teacher_load")
+        columns["teacher_logp"], overlaps = frozen(teacher, sequences, options, likeliest)
+        if overlaps:
+            columns["top_k_overlap"] = overlaps
     output.write("scores", SCORES.table(sample_id=[s.sample_id for s in sequences], **columns))
     output.write("metrics", metric_table([]))
 
@@ -74,22 +74,27 @@ def reference_dir(run: Run, step: int) -> Path:
 
 
 def frozen(
-    directory: Path, sequences: list[TrainSequence], options: TrainerOptions, *, num_top: int = 0
+    directory: Path,
+    sequences: list[TrainSequence],
+    options: TrainerOptions,
+    likeliest: Rows | None = None,
 ) -> tuple[Rows, Rows]:
     """Log-probabilities under a model that is loaded for this call and freed after it.
 
-    And its num_top likeliest words of every token (0: an empty list). Models of a step are loaded
-    one after another, so that they never share memory.
+    And how far its likeliest words are those given for every token (None: an empty list). Models
+    of a step are loaded one after another, so that they never share memory.
     """
-    model = ShardedModel(directory, options, "logp")
+    model = ShardedModel(directory, options, "logp", use="score")
     logp = model.rows(sequences, "logp", options.temperature)
-    words = []
-    if num_top:
-        words = [found for found, _ in model.top_words(sequences, num_top, options.temperature)]
+    overlaps = []
+    if likeliest is not None:
+        num_top = likeliest[0].shape[1]
+        overlaps = model.top_words(
+            sequences, num_top, lambda i, theirs_TK: overlap(likeliest[i], theirs_TK)
+        )
     del model
-    gc.collect()
     free_memory()
-    return logp, words
+    return logp, overlaps
 
 
 def overlap(ours_TK: np.ndarray, theirs_TK: np.ndarray) -> np.ndarray:

@@ -30,7 +30,7 @@ def reward_round(config: Config, inputs: Inputs, output: Output, warm: Warm) -> 
     del warm
     number = round_of(output.stage)
     sampled_by = f"rollout.{number}"
-    rewards = rows(reward_stage.score(config, inputs, output, sampled_by=sampled_by))
+    rewards = rows(reward_stage.write_rewards(config, inputs, output, sampled_by=sampled_by))
     prompts = rows(inputs.run.table(inputs.step, sampled_by, "prompts"))
     responses = rows(inputs.run.table(inputs.step, sampled_by, "responses"))
     setting = config.rollout.dynamic_sampling_filter_path

@@ -12,15 +12,22 @@ from relax.data.prompts import Prompt, load_tokenizer
 from relax.stages.metrics import metric_table
 from relax.stages.perform import Inputs, Warm
 from relax.stages.rollout import prompts_for
-from relax.stages.training import Learners, Metrics, train_and_publish, trainer_options
+from relax.stages.training import (
+    Learners,
+    Metrics,
+    inspection_dir,
+    train_and_publish,
+    trainer_options,
+)
 from relax.store import Output
-from relax.trainer.actor import LossParts, StepLoss, TrainSequence
+from relax.trainer.sequences import LossParts, StepLoss, TrainSequence
 
 
 def run(config: Config, inputs: Inputs, output: Output, warm: Warm) -> None:
     """Write the table `metrics` and publish the new policy."""
     tokenizer = load_tokenizer(config.model.hf_checkpoint)
-    path, known = config.data.prompt_data, inputs.run.sources["prompts"]
+    run = inputs.run
+    path, known = config.data.prompt_data, run.sources["prompts"]
     prompts = prompts_for(config.data, path, known, tokenizer, warm).prompts
     assert isinstance(tokenizer.eos_token_id, int)
     sequences = [label_sequence(p, tokenizer) for p in prompts]
@@ -36,16 +43,9 @@ def run(config: Config, inputs: Inputs, output: Output, warm: Warm) -> None:
                 shuffle=True,
             )
             batch = [sequences[d.prompt_id] for d in draws]
-            found = learners.actor.train_step(
-                batch, cross_entropy(sum(s.response_len for s in batch))
-            )
-            metrics.append(
-                {
-                    "sft/loss": found["loss"],
-                    "sft/grad_norm": found["grad_norm"],
-                    "sft/lr": found["lr"],
-                }
-            )
+            loss = cross_entropy(sum(s.response_len for s in batch))
+            found = learners.actor.train_step(batch, loss, inspect_dir=inspection_dir(run, step))
+            metrics.append({f"sft/{name}": value for name, value in found.items()})
         return metrics
 
     options = trainer_options(config, temperature=1.0)

@@ -3,26 +3,40 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Literal
 
 from relax.algorithms import rules
-from relax.config import Config
+from relax.config import Config, UpdateSection
 from relax.errors import ArtifactError
 from relax.stages.models import given_model
 from relax.stages.perform import Inputs, Warm
-from relax.store import Output, Run, rows
+from relax.store import Output, Run, disk, rows
 from relax.store.commit import CHECKPOINTS, POLICIES
 from relax.trainer import checkpoint
-from relax.trainer.actor import Actor, TrainerOptions, policy_hash
+from relax.trainer.actor import Actor
 from relax.trainer.critic import Critic
-from relax.trainer.device import device_type
+from relax.trainer.device import device_type, free_memory
 from relax.trainer.learner import Learner
-from relax.trainer.options import Dtype
+from relax.trainer.options import Dtype, TrainerOptions
+from relax.trainer.publish import policy_hash
+from relax.trainer.ranks import barrier, ensure_group, from_first
 
 Metrics = list[dict[str, float]]
+
+OF_SETTINGS = {f.name for f in fields(TrainerOptions)} & UpdateSection.model_fields.keys()
+"""The trainer's knobs that are settings as they stand."""
+LAYOUT = (
+    "micro_batch_size",
+    "max_tokens_per_gpu",
+    "num_replicas",
+    "recompute_every",
+    "offload",
+)
+"""Those that lay out an update's work: a run may change them, and they move last bits."""
 
 
 @dataclass(frozen=True)
@@ -49,22 +63,14 @@ class Learners:
         }
         return lambda: checkpoint.combined_hash({name: end() for name, end in finish.items()})
 
-    def find_fault(self, directory: Path, saved: str) -> str:
-        """What is wrong with a checkpoint of the hash `saved`, or ""."""
-        for name in self.parts:
-            if fault := checkpoint.find_fault(directory / name):
-                return f"{name}/{fault}"
-        parts = {name: checkpoint.content_hash(directory / name) for name in self.parts}
-        same = checkpoint.combined_hash(parts) == saved
-        return "" if same else "its parts are not of the save that its manifest names"
-
     def restore(self, directory: Path) -> None:
         """Continue from a checkpoint."""
         for name, learner in self.parts.items():
             learner.restore(directory / name)
 
 
-STEP_TAKEN = {"actor": "train/lr", "critic": "train/critic-lr"}
+STEP_TAKEN = {"actor": ("train/lr", "sft/lr"), "critic": ("train/critic-lr",)}
+"""Metrics that an optimizer step reports where it was taken."""
 
 Train = Callable[[Learners, int], Metrics]
 """Take the learners through one step of the run; one mapping of metrics per optimizer step."""
@@ -77,6 +83,7 @@ def train_and_publish(
     run, step = inputs.run, inputs.step
     learners = learners_before(run, step, warm, options, train)
     warm.learners_at = ""  # whole again only when this step is committed
+    output.notes["layout"] = {name: getattr(options, name) for name in LAYOUT}
     metrics = train(learners, step)
 
     def write_policy(directory: Path) -> str:
@@ -101,30 +108,12 @@ def train_and_publish(
 
 def trainer_options(config: Config, *, temperature: float) -> TrainerOptions:
     """The trainer's knobs out of the configuration."""
-    u = config.update
+    settings = config.update
     return TrainerOptions(
-        lr=u.lr,
-        min_lr=u.min_lr,
-        lr_decay_style=u.lr_decay_style,
-        lr_warmup_steps=u.lr_warmup_iters,
-        weight_decay=u.weight_decay,
-        adam_beta1=u.adam_beta1,
-        adam_beta2=u.adam_beta2,
-        adam_eps=u.adam_eps,
-        clip_grad=u.clip_grad,
-        micro_batch_size=u.micro_batch_size,
-        max_tokens_per_gpu=u.max_tokens_per_gpu,
         temperature=temperature,
-        seed=config.seeds.seed,
-        dtype=_dtype(u.update_dtype),
-        sampling_dtype=_dtype(u.rollout_dtype),
-        replicate=u.num_replicas,
-        recompute_every=u.recompute_every,
-        offload=u.offload,
-        compiled="blocks" if u.compile_blocks else "none",
-        attention=u.attention,
-        only_train_params=u.only_train_params_name_list,
-        freeze_params=u.freeze_params_name_list,
+        dtype=_dtype(settings.update_dtype),
+        sampling_dtype=_dtype(settings.rollout_dtype),
+        **{name: getattr(settings, name) for name in OF_SETTINGS},
     )
 
 
@@ -141,11 +130,17 @@ def rebuild_policy(run: Run, version: int, directory: Path) -> None:
     Raises ArtifactError when there is none, or it gives another policy than was published.
     """
     options = trainer_options(run.config, temperature=run.config.rollout.rollout_temperature)
-    learners = _fresh(run, options)
-    if _restore(learners, run, version) != version:
+    saved, path = newest_checkpoint(run, version)
+    if saved != version:
         raise ArtifactError(f"{run.root}: no whole checkpoint of policy {version} to rebuild from")
+    learners = _learners(run, options, path)
     _check_redo(learners, run, version)
     learners.actor.publish(directory, options.sampling_dtype)
+
+
+def inspection_dir(run: Run, step: int) -> Path:
+    """Where the batch is left that ends a run at `step`: several non-finite steps in a row."""
+    return run.root / "inspect" / f"{step:06d}"
 
 
 def checkpoint_due(config: Config, step: int, stage: str) -> bool:
@@ -161,57 +156,105 @@ def learners_before(
 ) -> Learners:
     """The learners as step - 1 left them: warm, or from the newest checkpoint.
 
-    Steps since that checkpoint are redone. They are left in `warm` for the stages that follow.
+    Steps since that checkpoint are redone, each in the layout it was made in. They are left in
+    `warm` for the stages that follow.
     """
     published = run.published(step)
     wanted = published.identity if published else f"start:{run.policy_hash(0)}"
     if warm.learners is None or warm.learners_at != wanted:
         warm.learners, warm.learners_at = None, ""
-        learners = _fresh(run, options)
-        restored = _restore(learners, run, step)
-        if restored < run.first_step:
+        version, path = newest_checkpoint(run, step)
+        if version < run.first_step:
             raise ArtifactError(
                 f"{run.root}: no whole checkpoint of policy {run.first_step}, where it was forked; "
                 "fork it again"
             )
-        for redone in range(restored, step):
+        layouts = [*(_as_made(run, made, options) for made in range(version, step)), options]
+        learners = _learners(run, layouts[0], path)
+        for redone, then in enumerate(layouts[1:], start=version):
             train(learners, redone)
             _check_redo(learners, run, redone + 1)
+            if then != learners.actor.options:
+                put_down = _put_down(learners, run, redone + 1)
+                del learners  # before the next ones take their memory
+                free_memory()
+                learners = _learners(run, then, put_down)
+                barrier()  # all ranks have read it
+                disk.remove_tree(put_down)
         warm.learners, warm.learners_at = learners, wanted
     return warm.learners
 
 
-def _fresh(run: Run, options: TrainerOptions) -> Learners:
-    """The learners that the run starts with."""
+def _as_made(run: Run, step: int, options: TrainerOptions) -> TrainerOptions:
+    """The options with the layout that the update of `step` was made in."""
+    manifest = run.published(step + 1)
+    assert manifest is not None
+    return replace(options, **manifest.notes.get("layout", {}))
+
+
+def _put_down(learners: Learners, run: Run, version: int) -> Path:
+    """A checkpoint that no manifest names, to go on from in another layout."""
+    # A name that is swept with the other leftovers of that step.
+    name = from_first(f".staging-{version:06d}.put-down-{uuid.uuid4().hex}")
+    directory = run.root / CHECKPOINTS / name
+    disk.make_dir(directory)
+    learners.begin_save(directory, in_background=False)()
+    return directory
+
+
+def _learners(run: Run, options: TrainerOptions, path: Path | None) -> Learners:
+    """The learners that a checkpoint holds; None: those that the run starts with."""
     settings, length = run.config.model, run.schedule_steps
+    use = "train" if path is None else "restore"
     idle = run.config.algorithm.num_critic_only_steps * run.config.optimizer_steps
-    actor = Actor.load(given_model(run, "model"), options, num_schedule_steps=max(1, length - idle))
-    if "critic" not in rules.row_of(run.config).needs:
-        return Learners(actor, None)
-    rate = run.config.update.critic_lr or run.config.update.lr
-    start = given_model(run, "critic_load" if settings.critic_load else "model")
-    critic = Critic.load(start, replace(options, lr=rate), num_schedule_steps=length)
-    return Learners(actor, critic)
+    actor = Actor.load(
+        given_model(run, "model"), options, num_schedule_steps=max(1, length - idle), use=use
+    )
+    critic = None
+    if "critic" in parts_of(run.config):
+        rate = run.config.update.critic_lr or run.config.update.lr
+        start = given_model(run, "critic_load" if settings.critic_load else "model")
+        critic = Critic.load(start, replace(options, lr=rate), num_schedule_steps=length, use=use)
+    learners = Learners(actor, critic)
+    if path is not None:
+        learners.restore(path)
+    return learners
 
 
-def _restore(learners: Learners, run: Run, step: int) -> int:
-    """Load the newest undamaged checkpoint; the policy version it stands at (0: none)."""
+def parts_of(config: Config) -> tuple[str, ...]:
+    """Names of the learners that the algorithm has, and of their directories in a checkpoint."""
+    return ("actor", "critic") if "critic" in rules.row_of(config).needs else ("actor",)
+
+
+def newest_checkpoint(run: Run, step: int) -> tuple[int, Path | None]:
+    """The newest undamaged checkpoint up to `step`: policy version and directory; 0 and None."""
+    ensure_group()  # the ranks share the reading
+    names = parts_of(run.config)
     for version, path, published in run.checkpoints(step):
-        fault = learners.find_fault(path, published.hash)
+        fault = _find_fault(path, names, published.hash)
         if not fault:
-            learners.restore(path)
-            return version
-        _check_in_step(learners, run, version, path)
+            return version, path
+        _check_in_step(names, run, version, path)
         print(f"{path}: damaged: {fault}; going back to the one before it", file=sys.stderr)
-    return 0
+    return 0, None
 
 
-def _check_in_step(learners: Learners, run: Run, version: int, path: Path) -> None:
+def _find_fault(directory: Path, names: Iterable[str], saved: str) -> str:
+    """What is wrong with a checkpoint of the hash `saved`, or ""."""
+    for name in names:
+        if fault := checkpoint.find_fault(directory / name):
+            return f"{name}/{fault}"
+    parts = {name: checkpoint.content_hash(directory / name) for name in names}
+    same = checkpoint.combined_hash(parts) == saved
+    return "" if same else "its parts are not of the save that its manifest names"
+
+
+def _check_in_step(names: Iterable[str], run: Run, version: int, path: Path) -> None:
     """ArtifactError for a checkpoint that is not what was published because its parts are mixed.
 
     Each part is whole, but they do not stand where the updates before `version` left them.
     """
-    found = {name: checkpoint.steps_done(path / name) for name in learners.parts}
+    found = {name: checkpoint.steps_done(path / name) for name in names}
     expected = steps_behind(run, version)
     if None in found.values() or all(found[name] == expected[name] for name in found):
         return
@@ -228,10 +271,11 @@ def steps_behind(run: Run, version: int) -> dict[str, int]:
     A learning rate is reported for each step that was taken: not for skipped ones, nor for the
     actor's in rollouts that train the critic alone.
     """
-    tables = [rows(run.table(step, "update", "metrics")) for step in range(version)]
+    stages = [manifest.stage for step in range(version) if (manifest := run.published(step + 1))]
+    tables = [rows(run.table(step, stage, "metrics")) for step, stage in enumerate(stages)]
     return {
-        name: sum(table.metric.count(metric) for table in tables)
-        for name, metric in STEP_TAKEN.items()
+        name: sum(table.metric.count(metric) for table in tables for metric in metrics)
+        for name, metrics in STEP_TAKEN.items()
     }
 
 

@@ -28,10 +28,17 @@ from relax.stages.columns import counted_masks, score_lists
 from relax.stages.metrics import metric_table
 from relax.stages.mismatch import Mismatch, warn
 from relax.stages.perform import Inputs, Warm
-from relax.stages.training import Learners, Metrics, train_and_publish, trainer_options
+from relax.stages.training import (
+    Learners,
+    Metrics,
+    inspection_dir,
+    train_and_publish,
+    trainer_options,
+)
 from relax.store import Output, Run, rows
-from relax.trainer.actor import Actor, LossParts, TrainSequence
+from relax.trainer.actor import Actor
 from relax.trainer.critic import Critic
+from relax.trainer.sequences import LossParts, TrainSequence
 
 KNOWN_WHEN_SKIPPING = {
     "train/loss",
@@ -53,28 +60,39 @@ KNOWN_WHEN_SKIPPING = {
 def run(config: Config, inputs: Inputs, output: Output, warm: Warm) -> None:
     """Write the table `metrics` and publish the new policy, with a checkpoint when one is due."""
     options = trainer_options(config, temperature=config.rollout.rollout_temperature)
-    seconds, timing = [], {}  # timing: of the last optimizer step
+    seconds, timing = [], {}
 
     def train(learners: Learners, step: int) -> Metrics:
         start = time.perf_counter()
-        metrics = update(learners, config, inputs.run, step)
+        for learner in learners.parts.values():
+            learner.restart_timing()
+        metrics = update(learners, config, inputs.run, step, output.notes)
         seconds.append(time.perf_counter() - start)
-        timing.update(learners.actor.timing)
+        timing.update({name: learner.timing for name, learner in learners.parts.items()})
         return metrics
 
     metrics = train_and_publish(inputs, output, warm, options=options, train=train)
     output.write("metrics", metric_table(metrics))
     warn(output, inputs.step, metrics[0], config.rollout.rollout_mismatch_warning)
     output.measure("seconds/train", seconds[-1])
-    for name, value in timing.items():
-        output.measure(f"trainer/{name}", value)
+    for part, prefix in (("actor", "trainer/"), ("critic", "trainer/critic-")):
+        for name, value in timing.get(part, {}).items():
+            output.measure(prefix + name, value)
     output.measure("updates redone", len(seconds) - 1)
 
 
-def update(learners: Learners, config: Config, run: Run, step: int) -> Metrics:
-    """All optimizer steps of one rollout, from its tables."""
-    groups, kept = training_groups(run, step, config), run.root / "inspect" / f"{step:06d}"
-    return optimizer_steps(learners, config, step, groups, inspect_dir=kept)
+def update(
+    learners: Learners, config: Config, run: Run, step: int, notes: dict[str, Any]
+) -> Metrics:
+    """All optimizer steps of one rollout, from its tables.
+
+    Leaves in `notes` which groups, by group_id, each of them took, in their order.
+    """
+    groups = training_groups(run, step, config)
+    ids, cut = [*groups], group_steps(config, step, len(groups))
+    notes["groups"] = [[ids[g] for g in groups_G] for groups_G in cut]
+    kept = inspection_dir(run, step)
+    return optimizer_steps(learners, config, step, [*groups.values()], inspect_dir=kept)
 
 
 def optimizer_steps(
@@ -89,9 +107,8 @@ def optimizer_steps(
 
     `inspect_dir` gets the batch of a third non-finite step in a row, which ends the run.
     """
-    order = group_order(config.seeds.seed, step, len(groups))
     metrics = []
-    for place, groups_G in enumerate(np.array_split(order, config.optimizer_steps)):
+    for place, groups_G in enumerate(group_steps(config, step, len(groups))):
         batch = [sequence for g in groups_G for sequence in groups[g]]
         counts = StepCounts(
             num_tokens=int(sum((s.fields["mask"] != 0).sum() for s in batch)),
@@ -198,12 +215,13 @@ def whole_bounds(
     return step_bounds(row, settings, {**fields, "logp_BT": logp_N})
 
 
-def training_groups(run: Run, step: int, config: Config) -> list[list[TrainSequence]]:
-    """A rollout's groups of responses with all that the losses read, in the order of sample_id.
+def training_groups(run: Run, step: int, config: Config) -> dict[int, list[TrainSequence]]:
+    """group_id -> responses with all that the losses read, in the order of sample_id.
 
     Responses without an advantage (dropped groups) are left out.
     """
     response = rows(run.table(step, "rollout", "responses"))
+    prompt = rows(run.table(step, "rollout", "prompts"))
     advantage = rows(run.table(step, "advantage", "advantages"))
     place_of = {sample_id: place for place, sample_id in enumerate(advantage.sample_id.tolist())}
     lists = {
@@ -214,7 +232,7 @@ def training_groups(run: Run, step: int, config: Config) -> list[list[TrainSeque
     if "value" in lists:
         lists["old_value"] = lists.pop("value")  # `value` is what the critic says in training
     groups: dict[int, list[TrainSequence]] = {}
-    for place, sequence in enumerate(response_sequences(run, step)):
+    for place, sequence in enumerate(response_sequences(prompt, response)):
         if sequence.sample_id not in place_of:
             continue
         fields = {name: values[place].astype(np.float32) for name, values in lists.items()}
@@ -224,13 +242,11 @@ def training_groups(run: Run, step: int, config: Config) -> list[list[TrainSeque
             fields["return"] = advantage.token_return[row].astype(np.float32)
         group = groups.setdefault(int(response.group_id[place]), [])
         group.append(replace(sequence, fields=fields))
-    return list(groups.values())
+    return groups
 
 
-def response_sequences(run: Run, step: int) -> list[TrainSequence]:
-    """Prompt and response tokens of a rollout, in the order of sample_id, without fields."""
-    prompt = rows(run.table(step, "rollout", "prompts"))
-    response = rows(run.table(step, "rollout", "responses"))
+def response_sequences(prompt: SimpleNamespace, response: SimpleNamespace) -> list[TrainSequence]:
+    """Prompt and response tokens of a rollout, in the order of its responses, without fields."""
     prompt_of = dict(zip(prompt.group_id.tolist(), prompt.prompt_tokens, strict=True))
     triples = zip(
         response.sample_id.tolist(), response.group_id.tolist(), response.tokens, strict=True
@@ -252,6 +268,12 @@ def token_advantage(advantage: SimpleNamespace, place: int, length: int) -> np.n
     if per_token is not None:
         return per_token.astype(np.float32)
     return np.full(length, advantage.advantage[place], np.float32)
+
+
+def group_steps(config: Config, step: int, num_groups: int) -> list[np.ndarray]:
+    """Places of the groups that each optimizer step of a rollout takes."""
+    order = group_order(config.seeds.seed, step, num_groups)
+    return np.array_split(order, config.optimizer_steps)
 
 
 def group_order(seed: int, step: int, num_groups: int) -> np.ndarray:

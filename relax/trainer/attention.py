@@ -35,9 +35,10 @@ BUCKET_SLACK = 16
 class Reading:
     """Which of the L tokens each sequence reads.
 
-    bucket_bS: sequences of like length together; where one is shorter than S its last token is
-    repeated, which nothing before it sees. home_L: where each token's own attention is, in the
-    flattened buckets laid end to end.
+    bucket_bS: sequences of like length together; where one is shorter than S its own tokens come
+    again from the first, which nothing before them sees. (One token alone many times would make its
+    gradient a long serial sum on a CUDA device.) home_L: where each token's own attention is, in
+    the flattened buckets laid end to end.
     """
 
     bucket_bS: tuple[Tensor, ...]
@@ -63,7 +64,7 @@ def make_reading(tokens_B: Sequence[np.ndarray], num_tokens: int, device: torch.
     for bucket in buckets:
         index_bS = np.empty((len(bucket), len(bucket[0])), np.int64)
         for row, tokens in zip(index_bS, bucket, strict=True):
-            row[: len(tokens)], row[len(tokens) :] = tokens, tokens[-1]
+            row[:] = np.resize(tokens, len(row))
             home_L[tokens] = np.arange(start, start + len(tokens))
             start += len(row)
         padded.append(torch.from_numpy(index_bS).to(device))

@@ -30,42 +30,53 @@ from relax.trainer.model_files import ModelFiles
 from relax.trainer.options import TrainerOptions
 
 HeadKind = Literal["logp", "value"]
+Use = Literal["train", "restore", "score"]
+"""What a model is built for: to be trained from its files; to be filled from a checkpoint, so that
+its files are not read; to be scored with, without master weights."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
 
 def build(
-    model_dir: Path, options: TrainerOptions, head: HeadKind, mesh: DeviceMesh
+    model_dir: Path, options: TrainerOptions, head: HeadKind, mesh: DeviceMesh, use: Use
 ) -> SequenceModel:
     """Construct without memory, freeze, shard, then read each rank's rows from the files."""
-    model = construct(model_dir, options, head)
-    freeze(model.named_weights(), options)
+    dtype = DTYPES[options.dtype] if use == "score" else master_dtype(options)
+    model = construct(model_dir, options, head, dtype)
+    if use == "score":
+        model.requires_grad_(False)
+    else:
+        freeze(model.named_weights(), options)
     for number, block in enumerate(model.blocks()):
         if options.recompute_every and number % options.recompute_every == 0:
             # Inside the block's FSDP hooks, so that the parameters are there for the second pass.
             block.forward = partial(
                 checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False
             )
-        if options.compiled == "blocks":
+        if options.compile_blocks:
             block.compile()
     shard(model, mesh, options)
     parameter_device = "cpu" if options.offload == "cpu" else mesh.device_type
     materialize(model, parameter_device, buffer_device=mesh.device_type)
-    read_weights(model.named_weights(), ModelFiles(model_dir))
+    if use != "restore":
+        read_weights(model.named_weights(), ModelFiles(model_dir))
     return model
 
 
-def construct(model_dir: Path, options: TrainerOptions, head: HeadKind) -> SequenceModel:
-    """The module with parameters on the meta device and its buffers (rotary tables) computed."""
+def construct(
+    model_dir: Path, options: TrainerOptions, head: HeadKind, dtype: torch.dtype
+) -> SequenceModel:
+    """The module with parameters on the meta device and its buffers (rotary tables) computed.
+
+    dtype: what parameters are kept in.
+    """
     read_config(model_dir)
     config = AutoConfig.from_pretrained(model_dir, local_files_only=True)
     kernel: str = options.attention
     if kernel == "sdpa" and attention.is_plain(config):
         kernel = attention.NAME
     with parameters_on_meta():
-        model = AutoModelForCausalLM.from_config(
-            config, dtype=master_dtype(options), attn_implementation=kernel
-        )
-        value_head = ValueHead(config.hidden_size, master_dtype(options))
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=kernel)
+        value_head = ValueHead(config.hidden_size, dtype)
     decoder = cast(PreTrainedModel, model.base_model)
     _refuse_persistent_buffers(model_dir, decoder)
     if head == "value":
@@ -143,9 +154,10 @@ def _refuse_persistent_buffers(model_dir: Path, decoder: PreTrainedModel) -> Non
 
 def freeze(weights: Mapping[str, nn.Parameter], options: TrainerOptions) -> None:
     """Take the gradient from parameters by name pattern; a pattern must match something."""
+    only, frozen = options.only_train_params_name_list, options.freeze_params_name_list
     for flag, patterns in (
-        ("--only-train-params-name-list", options.only_train_params),
-        ("--freeze-params-name-list", options.freeze_params),
+        ("--only-train-params-name-list", only),
+        ("--freeze-params-name-list", frozen),
     ):
         for pattern in patterns:
             if not any(re.search(pattern, name) for name in weights):
@@ -154,11 +166,8 @@ def freeze(weights: Mapping[str, nn.Parameter], options: TrainerOptions) -> None
                     f"{next(iter(weights))}"
                 )
     for name, weight in weights.items():
-        if options.only_train_params:
-            trained = any(re.search(pattern, name) for pattern in options.only_train_params)
-        else:
-            trained = not any(re.search(pattern, name) for pattern in options.freeze_params)
-        weight.requires_grad_(trained)
+        named = any(re.search(pattern, name) for pattern in only or frozen)
+        weight.requires_grad_(named if only else not named)
     if not any(weight.requires_grad for weight in weights.values()):
         raise ConfigError(
             "--freeze-params-name-list leaves no parameter to train; remove a pattern"

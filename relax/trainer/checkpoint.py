@@ -150,7 +150,7 @@ def _refuse_foreign(tensors: dict[str, Any], directory: Path) -> None:
         if f"optimizer.{name}.exp_avg" not in saved:
             raise ArtifactError(
                 f"checkpoint {directory}: {name} was not trained there; give the same "
-                "only_train_params and freeze_params"
+                "only_train_params_name_list and freeze_params_name_list"
             )
 
 

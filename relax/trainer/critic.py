@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from relax.trainer.build import Use
 from relax.trainer.learner import Learner
 from relax.trainer.options import TrainerOptions
 from relax.trainer.sequences import TrainSequence
@@ -22,9 +23,19 @@ class Critic(Learner):
     """
 
     @classmethod
-    def load(cls, model_dir: Path, options: TrainerOptions, *, num_schedule_steps: int) -> "Critic":
-        """Read a policy's or a published critic's directory and start a fresh optimizer."""
-        return cls(ShardedModel(model_dir, options, "value"), options, num_schedule_steps)
+    def load(
+        cls,
+        model_dir: Path,
+        options: TrainerOptions,
+        *,
+        num_schedule_steps: int,
+        use: Use = "train",
+    ) -> "Critic":
+        """Read a policy's or a published critic's directory and start a fresh optimizer.
+
+        use: "restore" where `restore` is called next: the weights are not read then.
+        """
+        return cls(ShardedModel(model_dir, options, "value", use=use), options, num_schedule_steps)
 
     def values(self, sequences: Sequence[TrainSequence]) -> list[np.ndarray]:
         """Values of every response token, float32 [response_len] each, on every rank."""

@@ -4,6 +4,7 @@ Shapes: n and v a tile of response tokens and of the vocabulary, H hidden size.
 """
 
 import ctypes
+import gc
 import resource
 
 import torch
@@ -38,7 +39,8 @@ def synchronize() -> None:
 
 
 def free_memory() -> None:
-    """Give cached device memory back to the other processes of the device."""
+    """Give what nothing refers to any more, cycles included, back to the device's processes."""
+    gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 

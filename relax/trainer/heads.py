@@ -25,13 +25,13 @@ class LogpHead(nn.Module):
 
     def forward(
         self, hidden_NH: Tensor, target_N: Tensor, temperature: float, num_top: int = 0
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, ...]:
         """logp_N of the targets and entropy_N, float32, in nats.
 
-        With num_top > 0 the likeliest words instead, targets or not: word_NK and their logp_NK.
+        With num_top > 0 the likeliest words instead, targets or not: word_NK alone.
         """
         if num_top:
-            return top_words(hidden_NH, self.weight, num_top, temperature)
+            return (top_words(hidden_NH, self.weight, num_top),)
         return linear_logp(hidden_NH, self.weight, target_N, temperature)
 
 

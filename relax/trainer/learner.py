@@ -37,7 +37,7 @@ class Learner:
     """A sharded model, its optimizer and its place in the schedule.
 
     Every rank calls every method with the same arguments; the work is divided inside.
-    step: optimizer steps done. timing: clock- and machine-dependent facts of the last step.
+    step: optimizer steps done.
     skipped_samples: samples of the micro-batches that made the last step non-finite.
     """
 
@@ -46,13 +46,14 @@ class Learner:
     ) -> None:
         self.options = options
         self.step = 0
-        self.timing: dict[str, float] = {}
         self.skipped_samples: tuple[int, ...] = ()
         self._model = model
         self._num_schedule_steps = num_schedule_steps
         self._trained = {n: w for n, w in model.weights.items() if w.requires_grad}
         self._optimizer = make_adamw(self._trained, options)
         self._skips_in_a_row = 0
+        self._seconds: Counter[str] = Counter()
+        self._size: Counter[str] = Counter()
 
     def train_step(
         self,
@@ -69,7 +70,7 @@ class Learner:
         in a row raises NonFiniteError and leaves the batch in inspect_dir, if one is given.
         """
         watch = Stopwatch()
-        size: Counter[str] = Counter()
+        size: Counter[str] = Counter()  # in tokens; pairs: of tokens of a sequence
         suspects: list[int] = []
         sums: dict[str, Tensor] = {}
         plan = self._model.plan(sequences)
@@ -93,10 +94,44 @@ class Learner:
                 metrics["skipped_steps"] = 0.0
             else:
                 metrics["skipped_steps"] = 1.0
-        self._note_timing(watch, size)
+        self._seconds.update({**watch.seconds, "step": watch.total()})
+        self._size.update(size)
         if metrics["skipped_steps"]:
             self._skip(metrics, suspects, sequences, inspect_dir)
         return metrics
+
+    def restart_timing(self) -> None:
+        """Let `timing` be of the steps that follow alone."""
+        self._seconds.clear()
+        self._size.clear()
+
+    @property
+    def timing(self) -> dict[str, float]:
+        """Clock- and machine-dependent facts of this rank's steps since restart_timing.
+
+        PHASE_s and step_s: seconds, added up over the steps; tokens_per_s, padding_waste,
+        shared_tokens and mfu: of the sums; peak_memory_gib: the largest so far. Empty without a
+        step.
+        """
+        seconds, size = self._seconds, self._size
+        if not seconds:
+            return {}
+        facts = {f"{name}_s": value for name, value in seconds.items()}
+        facts |= {
+            "tokens_per_s": size["sequences"] / seconds["step"],
+            "padding_waste": size["padding"] / max(1, size["attention"] + size["padding"]),
+            "shared_tokens": size["shared"] / max(1, size["sequences"]),
+            "peak_memory_gib": peak_memory_gib(),
+        }
+        peak = peak_flops()
+        if peak is not None:
+            config = self._model.config
+            num_weights = sum(weight.numel() for weight in self._model.weights.values())
+            heads, layers = config.num_attention_heads, config.num_hidden_layers
+            width = heads * (getattr(config, "head_dim", None) or config.hidden_size // heads)
+            flops = step_flops(num_weights, layers, width, size["weights"], size["pairs"])
+            facts["mfu"] = flops / seconds["step"] / peak
+        return facts
 
     def begin_save(self, directory: Path, *, in_background: bool = False) -> Callable[[], str]:
         """Write model, optimizer and step into an empty directory, in the background if wanted.
@@ -200,26 +235,6 @@ class Learner:
         raise NonFiniteError(
             f"{message}; {SKIPS_IN_A_ROW} in a row: stopped; the batch is in {inspect_dir}"
         )
-
-    def _note_timing(self, watch: Stopwatch, size: Counter[str]) -> None:
-        """size: of this rank's micro-batches, added up, and the pairs of tokens of a sequence."""
-        total_s = watch.total()
-        self.timing = {f"{name}_s": value for name, value in watch.seconds.items()}
-        self.timing |= {
-            "step_s": total_s,
-            "tokens_per_s": size["sequences"] / total_s,
-            "padding_waste": size["padding"] / max(1, size["attention"] + size["padding"]),
-            "shared_tokens": size["shared"] / max(1, size["sequences"]),
-            "peak_memory_gib": peak_memory_gib(),
-        }
-        peak = peak_flops()
-        if peak is not None:
-            config = self._model.config
-            num_weights = sum(weight.numel() for weight in self._model.weights.values())
-            heads, layers = config.num_attention_heads, config.num_hidden_layers
-            width = heads * (getattr(config, "head_dim", None) or config.hidden_size // heads)
-            flops = step_flops(num_weights, layers, width, size["weights"], size["pairs"])
-            self.timing["mfu"] = flops / total_s / peak
 
 
 def _backward_from(outputs_N: list[Tensor], gradients_N: list[Tensor | None]) -> None:

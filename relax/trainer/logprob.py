@@ -24,27 +24,23 @@ def linear_logp(
     return _LinearLogp.apply(hidden_NH, weight_VH, target_N, temperature)
 
 
-def top_words(
-    hidden_NH: Tensor, weight_VH: Tensor, num_top: int, temperature: float
-) -> tuple[Tensor, Tensor]:
-    """The num_top likeliest words (int64) and their log-probabilities, likeliest first; no grad."""
+def top_words(hidden_NH: Tensor, weight_VH: Tensor, num_top: int) -> Tensor:
+    """The num_top likeliest words, int32 [N, num_top], likeliest first; no gradient."""
     tile_tokens, tile_words = _tile_shape(hidden_NH, weight_VH)
-    words, logps = [], []
+    words = []
     for tokens in _tiles(len(hidden_NH), tile_tokens):
         hidden_nH = hidden_NH[tokens]
         best_nk = hidden_nH.new_empty((len(hidden_nH), 0), dtype=wider(hidden_nH))
-        word_nk = torch.empty_like(best_nk, dtype=torch.int64)
+        word_nk = torch.empty_like(best_nk, dtype=torch.int32)
         for tile in _tiles(len(weight_VH), tile_words):
-            logits_nv = _logits(hidden_nH, weight_VH[tile], temperature)
-            word_v = torch.arange(tile.start, tile.stop, device=hidden_nH.device)
+            logits_nv = wide_logits(hidden_nH, weight_VH[tile])
+            word_v = torch.arange(tile.start, tile.stop, dtype=torch.int32, device=hidden_nH.device)
             both_nv = torch.cat([best_nk, logits_nv], 1)
             word_nv = torch.cat([word_nk, word_v.expand(len(hidden_nH), -1)], 1)
             best_nk, place_nk = both_nv.topk(min(num_top, both_nv.shape[1]), dim=1)
             word_nk = word_nv.gather(1, place_nk)
-        lse_n, _ = _lse_and_entropy(hidden_nH, weight_VH, temperature)
         words.append(word_nk)
-        logps.append(best_nk - lse_n[:, None])
-    return torch.cat(words), torch.cat(logps)
+    return torch.cat(words)
 
 
 class _LinearLogp(torch.autograd.Function):

@@ -18,6 +18,8 @@ def make_deterministic(num_threads: int) -> None:
     # cuBLAS reads this once, when its first handle is made.
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     os.environ["NCCL_ALGO"] = "Ring"
+    # transformers asks flash attention for its deterministic backward pass where this is set.
+    os.environ["FLASH_ATTENTION_DETERMINISTIC"] = "1"
     torch.set_num_threads(num_threads)
     torch.use_deterministic_algorithms(True)
     # Filling fresh memory with NaN finds bugs, costs time and changes no result of correct code.

@@ -7,8 +7,6 @@ import heapq
 from collections import defaultdict
 from collections.abc import Sequence
 
-import numpy as np
-
 from relax.errors import ConfigError
 
 
@@ -65,7 +63,8 @@ def plan_tokens(lengths: Sequence[int], budget: int, num_ranks: int) -> list[lis
     if lengths and max(lengths) > budget:
         raise ConfigError(
             f"--max-tokens-per-gpu = {budget}; the longest sequence has {max(lengths)} "
-            f"tokens and is never split: raise it to {max(lengths)} or more"
+            f"tokens and is never split: raise it to {max(lengths)} or more and run the same "
+            "command again: nothing that is committed is lost"
         )
 
     def levelled(num_bins: int) -> list[list[int]] | None:
@@ -150,17 +149,3 @@ def _deal(bins: list[list[int]], lengths: Sequence[int], num_ranks: int) -> list
         lap, position = divmod(place, num_ranks)
         ranks[position if lap % 2 == 0 else num_ranks - 1 - position].append(members)
     return ranks
-
-
-def draw_batches(count: int, num_batches: int, seed: int) -> list[list[int]]:
-    """The optimizer steps of one rollout: a seeded permutation of range(count), cut evenly.
-
-    A pure function of its arguments, so that the manifest need only record the seed.
-    """
-    if num_batches < 1 or count % num_batches:
-        raise ConfigError(
-            f"trainer: num_steps_per_rollout = {num_batches}; it must divide the {count} responses"
-        )
-    order = np.random.default_rng(seed).permutation(count).tolist()
-    size = count // num_batches
-    return [order[start : start + size] for start in range(0, count, size)]

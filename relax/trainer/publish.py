@@ -63,8 +63,8 @@ def first_difference(model: ShardedModel, directory: Path, dtype: str) -> str:
     SIZE is the largest absolute difference; empty when all are equal. Every rank calls it.
     """
     files = ModelFiles(Path(directory))
-    for name, ours in _whole_tensors(model, DTYPES[dtype], assign_files(model, DTYPES[dtype])):
-        theirs = files.tensor(name)
+    for name, whole in _whole_tensors(model, DTYPES[dtype], assign_files(model, DTYPES[dtype])):
+        ours, theirs = whole.cpu(), files.tensor(name)
         if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
             return f": {name} {list(ours.shape)} was {list(theirs.shape)}"
         if not torch.equal(ours, theirs):
@@ -101,17 +101,20 @@ def assign_files(model: ShardedModel, dtype: torch.dtype) -> dict[str, str]:
 def _owned_tensors(
     model: ShardedModel, dtype: torch.dtype, file_of: dict[str, str]
 ) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of this rank's files; every rank joins every gather."""
+    """The tensors of this rank's files on the host: copies, never views of live parameters.
+
+    Every rank joins every gather.
+    """
     files = sorted(set(file_of.values()))
     for name, whole in _whole_tensors(model, dtype, file_of):
         if files.index(file_of[name]) % dist.get_world_size() == dist.get_rank():
-            yield name, whole
+            yield name, whole.to("cpu", copy=True).contiguous()
 
 
 def _whole_tensors(
     model: ShardedModel, dtype: torch.dtype, names: Iterable[str]
 ) -> Iterator[tuple[str, Tensor]]:
-    """Published tensors in name order, on the host: copies, never views of live parameters."""
+    """Published tensors in name order, where the parameters are; maybe views of them."""
     for name in sorted(names):
         source = name if name in model.weights else model.embedding_name
         weight = model.weights[source].detach()
@@ -120,7 +123,7 @@ def _whole_tensors(
         if isinstance(whole, DTensor):
             alone = whole.device_mesh.size() == 1
             whole = whole.to_local() if alone else whole.full_tensor()
-        yield name, whole.to("cpu", copy=True).contiguous()
+        yield name, whole
 
 
 def _line(name: str, tensor: Tensor) -> str:

@@ -2,14 +2,12 @@
 
 import math
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from datetime import timedelta
-from pathlib import Path
 from typing import TypeVar
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import FileStore, HashStore
+from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from relax.errors import ConfigError
@@ -18,32 +16,12 @@ from relax.trainer.device import backend, device_type, take_device
 Thing = TypeVar("Thing")
 
 
-@contextmanager
-def joined(rank: int, num_ranks: int, store_path: Path, timeout_s: float) -> Iterator[None]:
-    """The process group of num_ranks ranks that meet at a file of a shared directory.
-
-    A rank that dies, or is silent for timeout_s seconds, makes every other rank's next collective
-    raise: nothing hangs. The group is left explicitly: left to the interpreter's exit, gloo's
-    threads abort one process in a few (seen with torch 2.13).
-    """
-    take_device(rank)
-    timeout = timedelta(seconds=timeout_s)
-    store = FileStore(str(store_path), num_ranks)
-    store.set_timeout(timeout)
-    dist.init_process_group(
-        backend(), store=store, rank=rank, world_size=num_ranks, timeout=timeout
-    )
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
-
-
 def ensure_group() -> None:
     """Join the process group that exists or that RANK, WORLD_SIZE and MASTER_* describe.
 
     Without them, make one of a single rank: a lone process takes the same path as many.
-    A rank that waits longer than RANK_TIMEOUT_S (default 1800) for the others fails.
+    A rank that dies, or is silent for RANK_TIMEOUT_S (default 1800), makes every other rank's next
+    collective raise: nothing hangs.
     """
     if dist.is_initialized():
         return
@@ -56,7 +34,11 @@ def ensure_group() -> None:
 
 
 def leave_group() -> None:
-    """Part from the other ranks, once all are here: never left to the interpreter's exit."""
+    """Part from the other ranks, once all are here.
+
+    Left to the interpreter's exit, gloo's threads abort one process in a few (seen with torch
+    2.13).
+    """
     dist.barrier()
     dist.destroy_process_group()
 
@@ -73,18 +55,18 @@ def barrier() -> None:
     dist.barrier()
 
 
-def make_mesh(replicate: int) -> DeviceMesh:
-    """Mesh (replicate, shard) over all ranks; of one dimension where replicate is 1."""
+def make_mesh(num_replicas: int) -> DeviceMesh:
+    """Mesh (replicate, shard) over all ranks; of one dimension where num_replicas is 1."""
     device = device_type()
     num_ranks = dist.get_world_size()
-    if num_ranks % replicate:
+    if num_ranks % num_replicas:
         raise ConfigError(
-            f"--num-replicas = {replicate}; the number of ranks, {num_ranks}, must be a "
+            f"--num-replicas = {num_replicas}; the number of ranks, {num_ranks}, must be a "
             "multiple of it"
         )
-    if replicate == 1:
+    if num_replicas == 1:
         return init_device_mesh(device, (num_ranks,), mesh_dim_names=("shard",))
-    shape = (replicate, num_ranks // replicate)
+    shape = (num_replicas, num_ranks // num_replicas)
     return init_device_mesh(device, shape, mesh_dim_names=("replicate", "shard"))
 
 

@@ -3,9 +3,8 @@
 Shapes: N response tokens of a micro-batch.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 import torch
@@ -15,14 +14,12 @@ from transformers import AutoConfig
 
 from relax.errors import ConfigError
 from relax.trainer.batch import MicroBatch, lay_out_rows, lay_out_shared, same_prompt
-from relax.trainer.build import HeadKind, build, fsdp_modules, rotary_limit
+from relax.trainer.build import HeadKind, Use, build, fsdp_modules, rotary_limit
 from relax.trainer.device import keep_freed_memory
 from relax.trainer.options import TrainerOptions
 from relax.trainer.packing import plan_count, plan_families
 from relax.trainer.ranks import ensure_group, gather, make_mesh
 from relax.trainer.sequences import TrainSequence
-
-Thing = TypeVar("Thing")
 
 
 class ShardedModel:
@@ -31,14 +28,16 @@ class ShardedModel:
     weights: Hugging Face name -> sharded parameter, sorted by name. described: its config.json.
     """
 
-    def __init__(self, model_dir: Path, options: TrainerOptions, head: HeadKind) -> None:
+    def __init__(
+        self, model_dir: Path, options: TrainerOptions, head: HeadKind, *, use: Use = "train"
+    ) -> None:
         """Read a Hugging Face directory; each rank reads its own rows only."""
         ensure_group()
         keep_freed_memory()
         self.options = options
         self.model_dir = Path(model_dir)
-        self.mesh = make_mesh(options.replicate)
-        self.module = build(self.model_dir, options, head, self.mesh)
+        self.mesh = make_mesh(options.num_replicas)
+        self.module = build(self.model_dir, options, head, self.mesh, use)
         self.config = AutoConfig.from_pretrained(self.model_dir, local_files_only=True)
         self._rotary_limit = rotary_limit(self.config)
         self.described = self.config.to_diff_dict()
@@ -105,25 +104,29 @@ class ShardedModel:
         return self._in_order(mine, len(sequences))
 
     def top_words(
-        self, sequences: Sequence[TrainSequence], num_top: int, temperature: float
-    ) -> list[tuple[np.ndarray, np.ndarray]]:
-        """The num_top likeliest words of every response token and their log-probabilities.
+        self,
+        sequences: Sequence[TrainSequence],
+        num_top: int,
+        told: Callable[[int, np.ndarray], np.ndarray] = lambda _, words_TK: words_TK,
+    ) -> list[np.ndarray]:
+        """The num_top likeliest words of every response token, on every rank.
 
-        int64 and float32 [response_len, num_top], likeliest first; for distillation.
+        int32 [response_len, num_top], likeliest first; for distillation. The same at any
+        temperature. `told`: what the rank that found them makes of the words of a sequence, to be
+        handed to the others in their place.
         """
-        mine: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        mine: dict[int, np.ndarray] = {}
         for members, batch in self._forward_only(sequences):
             with torch.no_grad():
-                found = self.module(*batch.inputs, batch.target_N, temperature, num_top)
-            words_NK, logp_NK = (value_NK.cpu().numpy() for value_NK in found)
-            start = 0
+                (word_NK,) = self.module(*batch.inputs, batch.target_N, 1.0, num_top)
+            words_NK, start = word_NK.cpu().numpy(), 0
             for index in members:
                 end = start + sequences[index].response_len
-                mine[index] = (words_NK[start:end], logp_NK[start:end])
+                mine[index] = told(index, words_NK[start:end].copy())
                 start = end
         return self._in_order(mine, len(sequences))
 
-    def _in_order(self, mine: dict[int, Thing], count: int) -> list[Thing]:
+    def _in_order(self, mine: dict[int, np.ndarray], count: int) -> list[np.ndarray]:
         """Results of all ranks by index, once the gathered parameters are let go."""
         self.reshard()
         merged = {index: row for part in gather(mine) for index, row in part.items()}
@@ -142,5 +145,5 @@ class ShardedModel:
 
     def set_last_micro_batch(self, is_last: bool) -> None:
         """Replicas exchange gradients once a step, after the last micro-batch."""
-        if self.options.replicate > 1:
+        if self.options.num_replicas > 1:
             self.module.set_requires_all_reduce(is_last)  # type: ignore[operator]

@@ -35,8 +35,9 @@ from relax.schema import IDS_PER_STEP
 from relax.stages.training import trainer_options
 from relax.store import Run, disk
 from relax.store.arrow import content_hash
-from relax.trainer.actor import Actor, policy_hash
+from relax.trainer.actor import Actor
 from relax.trainer.checkpoint import find_fault
+from relax.trainer.publish import policy_hash
 
 OPERATIONS = (
     "write_file",

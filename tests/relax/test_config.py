@@ -126,6 +126,28 @@ def test_settings_that_say_where_enter_no_key():
     assert load_config(None, {"lr": 1.0}).update.keyed() != Config().update.keyed()
 
 
+def test_micro_batches_are_packed_unless_a_count_is_given():
+    assert Config().update.use_dynamic_batch_size
+    counted = load_config(None, {"micro_batch_size": "4"})
+    assert not counted.update.use_dynamic_batch_size
+    assert Config.model_validate(counted.model_dump()) == counted
+    said = {"use_dynamic_batch_size": "off"}, "micro_batch_size = 0 with use_dynamic_batch_size = F"
+    both = {"use_dynamic_batch_size": "on", "micro_batch_size": 2}
+    for given, line in (said, (both, "micro_batch_size = 2 with use_dynamic_batch_size = True: ")):
+        with pytest.raises(ConfigError, match=line):
+            load_config(None, given)
+
+
+def test_what_is_trained_is_named_in_one_way():
+    given = {"only_train_params_name_list": ("a",), "freeze_params_name_list": ("b",)}
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, given)
+    assert str(caught.value) == (
+        "settings: freeze_params_name_list = ['b'] with only_train_params_name_list = ['a']: give "
+        "at most one of the two"
+    )
+
+
 def test_batch_arithmetic():
     config = load_config(None, {"rollout_batch_size": 4, "n_samples_per_prompt": 6})
     assert (config.responses_per_rollout, config.optimizer_steps) == (24, 1)

@@ -126,6 +126,24 @@ def test_gae_golden():
     close(return_BT, [[1.46613655, 0.4851, 0.5]])
 
 
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("name", ["reward", "value", "kl"])
+def test_what_is_not_finite_on_a_valid_token_is_refused(name, bad):
+    mask_BT = torch.ones(3, 2)
+    tensors = {n: torch.zeros(3, 2) for n in ("reward", "value", "kl")}
+    tensors[name][2, 0] = bad
+
+    def results():
+        if name == "kl":
+            return advantages.kl_to_go_return(torch.zeros(3), tensors["kl"], mask_BT, kl_coef=0.1)
+        return advantages.gae(tensors["reward"], tensors["value"], mask_BT)[0]
+
+    with pytest.raises(ValueError, match=rf"{name}: not finite on a valid token of .* \[2\]"):
+        results()
+    mask_BT[2, 0] = 0
+    assert torch.equal(results(), torch.zeros(3, 2))
+
+
 def test_gae_skips_masked_positions():
     mask_BT = torch.tensor([[False, True, False, True, True, False]])
     reward_BT = torch.tensor([[NAN, 1.0, INF, 0, 0.5, NAN]])

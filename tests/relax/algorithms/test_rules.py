@@ -131,6 +131,7 @@ REFUSALS = [
     ("grpo", {"gamma": 0.9}, "gamma = 0.9: must be 1.0; grpo does not use it"),
     ("grpo", {"kl_coef": 0.1, "ref_load": "r"}, "kl_coef = 0.1: must be 0.0; grpo does not use it"),
     ("grpo", {"critic_lr": 1e-4}, "update.critic_lr = 0.0001: must be unset"),
+    ("grpo", {"critic_load": "x"}, "model.critic_load = 'x': must be unset; grpo does not use it"),
     ("m2po", {"eps_clip": 0.3}, "eps_clip = 0.3: must be 0.2; m2po does not use it"),
     ("m2po", {"eps_clip_high": 0.3}, "eps_clip_high = 0.3: must be unset"),
     ("cispo", {"eps_clip_c": 3.0}, "eps_clip_c = 3.0: must be unset"),
@@ -200,7 +201,7 @@ def test_refusal(name, given, words):
     assert any(words in line for line in lines), lines
     for line in lines:
         where, _, rest = line.partition(" = ")
-        assert where.split(".")[0] in ("algorithm", "rollout", "update") and ": " in rest
+        assert where.split(".")[0] in ("algorithm", "model", "rollout", "update") and ": " in rest
         assert "; " in rest, f"no reason: {line}"
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from relax.algorithms import ALGORITHMS, KNOBS, table
-from relax.algorithms.binding import inputs, knob_names, resolve
+from relax.algorithms import ALGORITHMS, KNOBS, binding, table
+from relax.algorithms.binding import inputs, resolve
 from relax.config import section_of
 
 REPOSITORY = Path(__file__).parents[3]
@@ -64,7 +64,7 @@ def test_each_name_resolves_and_the_knobs_are_those_of_the_functions(row):
     for optional in (row.bounds, row.value_objective):
         functions += [resolve(optional, "objectives")] if optional else []
     assert inputs(functions[1]) == ["logp_BT", "old_logp_BT", "advantage_BT", "mask_BT"]
-    taken = set().union(*map(knob_names, (*functions[:2], *functions[3:])))
+    taken = {p.name for f in (*functions[:2], *functions[3:]) for p in binding._knobs(f)}
     assert taken - NOT_OF_THE_FUNCTIONS <= row.uses
     if "std_normalization" in taken:
         assert "disable_grpo_std_normalization" in row.uses

@@ -161,24 +161,13 @@ def test_batches():
             "max_tokens_per_gpu": 1024,
         },
     )
-    problems = []
-    assert batch_facts(config, problems) == {
+    assert batch_facts(config) == {
         "rollout": "16 prompts x 4 = 64 responses",
         "tokens": "at most 9984 sampled a rollout",
         "optimizer steps": "2 a rollout, 20 in all",
         "optimizer step": "8 groups = 32 responses",
         "micro-batches": "at most 8 of 1024 tokens an optimizer step",
     }
-    assert problems == []
-
-
-def test_a_response_that_no_micro_batch_can_hold_is_warned_of():
-    warnings = []
-    batch_facts(load_config(None, {"max_tokens_per_gpu": 1000}), warnings)
-    assert warnings == [
-        "update.max_tokens_per_gpu = 1000: the longest prompt with the longest response would "
-        "have 1280 tokens, and is never split"
-    ]
 
 
 def test_disk(small, tmp_path):

@@ -63,7 +63,6 @@ def test_warnings_leave_out_what_is_refused_in_any_case():
             "evaluate.eval_interval = 3: no effect; without eval_prompt_data",
         ),
         ({"opd_teacher_load": "x"}, "model.opd_teacher_load = 'x': no effect; without use_opd"),
-        ({"critic_load": "x"}, "model.critic_load = 'x': no effect; grpo has no critic"),
     ],
 )
 def test_settings_without_effect_are_warned_of(given, said):

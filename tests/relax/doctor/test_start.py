@@ -64,7 +64,6 @@ def test_nothing_is_said_of_a_run_that_would_start(here):
         ("prompt_template", "no", "--prompt-template = 'no'; it must hold {input}"),
         ("rollout_max_prompt_len", 1, "--rollout-max-prompt-len = 1: drops every prompt; the sh"),
         ("rollout_max_context_len", 2, "--rollout-max-context-len = 2: leaves no room to answer"),
-        ("max_tokens_per_gpu", 4, "--max-tokens-per-gpu = 4: a prompt of 4 tokens and its respons"),
         ("num_replicas", 2, "--num-replicas = 2: the update has 1 rank; the number of ranks must"),
         ("apply_chat_template", True, "m has no chat template; use an instruct model"),
         ("attention", "flash_attention_2", "--attention = 'flash_attention_2': the package flash"),
@@ -82,6 +81,31 @@ def test_nothing_is_said_of_a_run_that_would_start(here):
 def test_a_setting_that_the_stages_would_stumble_over(here, setting, value, said, tmp_path):
     assert said in told({**here, setting: value})
     assert not (tmp_path / "run").exists()
+
+
+def test_a_budget_that_a_response_may_not_fit_into(here):
+    """Told before a rollout is paid for, to the token; a count of responses has no budget."""
+    limits = {"rollout_max_prompt_len": 20, "rollout_max_response_len": 30}
+    fits = {**here, **limits, "max_tokens_per_gpu": 50}
+    assert check(load_config(None, fits))
+    assert told({**fits, "max_tokens_per_gpu": 49}) == (
+        "--max-tokens-per-gpu = 49: a prompt with its response may have 50 tokens, and is never "
+        "split; raise it to 50, or lower rollout_max_prompt_len = 20 or rollout_max_response_len "
+        "= 30"
+    )
+    assert check(load_config(None, {**fits, "max_tokens_per_gpu": 9, "micro_batch_size": 1}))
+    assert check(
+        load_config(None, {**fits, "max_tokens_per_gpu": 40, "rollout_max_context_len": 40})
+    )
+
+
+def test_the_models_own_limit_bounds_a_response(here, tmp_path):
+    described = json.loads((tmp_path / "m" / "config.json").read_text())
+    described["max_position_embeddings"] = 45
+    (tmp_path / "m" / "config.json").write_text(json.dumps(described))
+    limits = {"rollout_max_prompt_len": 20, "rollout_max_response_len": 30}
+    assert check(load_config(None, {**here, **limits, "max_tokens_per_gpu": 45}))
+    assert "may have 45 tokens" in told({**here, **limits, "max_tokens_per_gpu": 44})
 
 
 REWARDS = """

@@ -14,6 +14,7 @@ from unittest import mock
 import numpy as np
 import torch
 import torch.distributed as dist
+from process_group import joined, meeting_point
 from stage_cases import VOCABULARY, holed_mask, ragged_lengths
 
 from relax.algorithms import masking, rules
@@ -23,11 +24,12 @@ from relax.flags import load_config
 from relax.stages.columns import padded
 from relax.stages.training import Learners
 from relax.stages.update import optimizer_steps
-from relax.trainer.actor import Actor, TrainerOptions, TrainSequence
+from relax.trainer.actor import Actor
 from relax.trainer.critic import Critic
 from relax.trainer.learner import Learner
 from relax.trainer.numerics import make_deterministic
-from relax.trainer.ranks import joined
+from relax.trainer.options import TrainerOptions
+from relax.trainer.sequences import TrainSequence
 
 GROUP, GROUPS, LIMIT = 7, 2, 9  # 14 responses in an optimizer step: 1, 2, 3 and 7 micro-batches
 CUTS = {1: 14, 2: 7, 3: 5, 7: 2}  # micro-batches -> responses in each
@@ -246,8 +248,9 @@ CONTEXT = multiprocessing.get_context("spawn")
 
 def in_ranks(num_ranks: int, models: Path, directory: Path, dtypes: tuple[str, ...]) -> None:
     """One job of num_ranks processes through all cases; results in directory/DTYPE.RANK.pt."""
+    port = meeting_point()
     processes = [
-        CONTEXT.Process(target=_rank, args=(rank, num_ranks, models, directory, dtypes))
+        CONTEXT.Process(target=_rank, args=((rank, num_ranks, port), models, directory, dtypes))
         for rank in range(num_ranks)
     ]
     for process in processes:
@@ -259,12 +262,13 @@ def in_ranks(num_ranks: int, models: Path, directory: Path, dtypes: tuple[str, .
 
 
 def _rank(
-    rank: int, num_ranks: int, models: Path, directory: Path, dtypes: tuple[str, ...]
+    place: tuple[int, int, int], models: Path, directory: Path, dtypes: tuple[str, ...]
 ) -> None:
+    rank, num_ranks, port = place
     log = os.open(directory / f"rank{rank}.log", os.O_CREAT | os.O_WRONLY)
     os.dup2(log, 1)
     os.dup2(log, 2)
     make_deterministic(1)
-    with joined(rank, num_ranks, directory / "store", timeout_s=60):
+    with joined(rank, num_ranks, port, timeout_s=60):
         for dtype in dtypes:
             torch.save(all_cases(models, dtype), directory / f"{dtype}.{rank}.pt")

@@ -123,6 +123,27 @@ def test_an_attempt_that_is_overtaken_and_swept_returns_the_winners(tmp_path, mo
     assert sorted(p.name for p in (tmp_path / "steps/000000").iterdir()) == ["rollout"]
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_one_of_several_ranks_that_is_overtaken_fails_with_the_others(tmp_path, monkeypatch, rank):
+    """They wait in collectives, and would take the winner's manifest for one of theirs."""
+    run = start(tmp_path)
+    monkeypatch.setattr(perform, "_size", lambda: 2)
+    monkeypatch.setenv("RANK", str(rank))
+    monkeypatch.setattr(perform, "_from_first", lambda value: value)
+
+    def stage(config, inputs: Inputs, output: Output, warm: Warm) -> None:
+        commit(run, 0, "sft", 2.0)
+        run.tidy(run.committed(0, "sft"))
+        raise FileNotFoundError(2, "swept")
+
+    monkeypatch.setattr(perform, "_load", lambda entry: stage)
+    with pytest.raises(FileNotFoundError, match="swept"):
+        perform.perform(str(run.root), 0, "sft", "mine")
+    assert [p.name for p in (tmp_path / "steps/000000").iterdir()] == ["sft"]
+    monkeypatch.setenv("RANK", "0")
+    assert perform.perform(str(run.root), 0, "sft", "next").attempt == "a"
+
+
 @pytest.mark.parametrize("error", [ArtifactError("bad"), RuntimeError("bad"), KeyboardInterrupt()])
 def test_an_attempt_that_fails_leaves_nothing_and_can_be_repeated(tmp_path, monkeypatch, error):
     run = start(tmp_path)

@@ -14,6 +14,8 @@ from relax.stages.columns import counted_masks, score_lists
 from relax.stages.perform import Warm
 from relax.stages.training import learners_before, steps_behind, trainer_options
 from relax.store import Run, rows
+from relax.trainer import learner
+from relax.trainer.timing import Stopwatch
 
 LETTERS = '''
 def letters(response_text: str, label: str) -> float:
@@ -204,6 +206,27 @@ def test_the_critic_starts_where_it_is_told_to(settings):
         values.append(np.concatenate(score_lists(run, 0)["value"]))
     assert not values[0].any()
     assert values[1].all()
+
+
+def test_the_timing_of_an_update_is_of_all_its_optimizer_steps(settings, monkeypatch):
+    watches = []
+
+    class Watch(Stopwatch):
+        def total(self):
+            watches.append(super().total())
+            return watches[-1]
+
+    monkeypatch.setattr(learner, "Stopwatch", Watch)
+    run = started(settings(num_steps_per_rollout=2))
+    made_rollout(run, 0, np.random.default_rng(3))
+    do(run, 0, ["score", "advantage", "update"])
+    timing = {name: value for name, value, _ in run.committed(0, "update").timing}
+    critic_s, actor_s = watches[::2], watches[1::2]
+    assert len(watches) == 4
+    assert timing["trainer/step_s"] == pytest.approx(sum(actor_s))
+    assert timing["trainer/critic-step_s"] == pytest.approx(sum(critic_s))
+    lengths = [len(tokens) + 4 for tokens in rows(run.table(0, "rollout", "responses")).tokens]
+    assert timing["trainer/tokens_per_s"] * sum(actor_s) == pytest.approx(sum(lengths))
 
 
 def test_the_value_heads_output_is_no_view(settings):

@@ -14,7 +14,7 @@ from relax.stages.columns import score_lists
 from relax.stages.keys import key_parts
 from relax.stages.perform import Warm
 from relax.stages.update import response_sequences
-from relax.store import disk
+from relax.store import disk, rows
 
 KL = {"use_kl_loss": True, "kl_loss_coef": 0.1, "ref_load": "reference"}
 OPD = {"use_opd": True, "opd_teacher_load": "teacher"}
@@ -77,6 +77,12 @@ def test_each_column_is_there_exactly_when_something_asks_for_it(begun, changed,
     assert score_lists(run, 0).keys() == wanted
 
 
+def answers(run, step):
+    """Prompt and response of each response."""
+    tables = (rows(run.table(step, "rollout", name)) for name in ("prompts", "responses"))
+    return response_sequences(*tables)
+
+
 def forward(directory, sequence):
     """Hidden states and logits at the positions that predict the response."""
     model = AutoModelForCausalLM.from_pretrained(directory)
@@ -104,7 +110,7 @@ def test_every_column_is_that_of_a_plain_forward_pass(begun, models):
     head_H = load_file(models / "critic" / "model.safetensors")["score.weight"][0]
     sources = {"old_logp": "policy", "ref_logp": "reference", "teacher_logp": "teacher"}
     overlaps = []
-    for place, sequence in enumerate(response_sequences(run, 0)):
+    for place, sequence in enumerate(answers(run, 0)):
         for column, model in sources.items():
             expected_T = plain_logp(models / model, sequence, 0.8)
             np.testing.assert_allclose(found[column][place], expected_T, atol=5e-5, rtol=1e-5)
@@ -132,10 +138,10 @@ def test_the_reference_follows_the_policy(begun):
     do(run, 5, ["score"], warm)
     kept = sorted(int(p.name[:6]) for p in (run.root / "policies").iterdir())
     assert kept == [3, 4, 5]  # 3 is the reference of steps 3 to 5 alone
-    for sequence, row in zip(response_sequences(run, 5), score_lists(run, 5)["ref_logp"]):  # noqa: B905
+    for sequence, row in zip(answers(run, 5), score_lists(run, 5)["ref_logp"]):  # noqa: B905
         expected_T = plain_logp(run.policy_dir(3), sequence, 1.0)
         np.testing.assert_allclose(row, expected_T, atol=5e-5, rtol=1e-5)
-    for sequence, row in zip(response_sequences(run, 2), score_lists(run, 2)["ref_logp"]):  # noqa: B905
+    for sequence, row in zip(answers(run, 2), score_lists(run, 2)["ref_logp"]):  # noqa: B905
         expected_T = plain_logp(run.config.model.ref_load, sequence, 1.0)
         np.testing.assert_allclose(row, expected_T, atol=5e-5, rtol=1e-5)
 
@@ -160,7 +166,8 @@ KEYED = [
     ({"use_opd": True, "opd_teacher_load": "teacher"}, True),
     ({"use_opd": True, "opd_teacher_load": "teacher", "opd_log_prob_top_k": 2}, True),
     ({"ref_load": "teacher"}, True),
-    ({"max_tokens_per_gpu": 100}, True),
+    ({"update_dtype": "bfloat16"}, True),
+    ({"max_tokens_per_gpu": 2000}, False),
 ]
 
 

@@ -8,7 +8,9 @@ from relax.algorithms.rules import check
 from relax.errors import ConfigError
 from relax.flags import load_config
 from relax.stages.update import actor_step, moving
-from relax.trainer.actor import Actor, TrainerOptions, TrainSequence
+from relax.trainer.actor import Actor
+from relax.trainer.options import TrainerOptions
+from relax.trainer.sequences import TrainSequence
 
 ROWS = ("grpo", "cispo", "gspo", "sapo", "m2po", "dr_grpo")
 

@@ -86,9 +86,16 @@ KNOBS = [
     ({}, "freeze_params_name_list", ("embed",)),
 ]  # fmt: skip
 
-# How a step is cut and computed: it may change last bits, hence the key, and no more (test_split.py
-# and the trainer's own tests).
-BITS_ONLY = {"micro_batch_size": 1, "max_tokens_per_gpu": 40, "recompute_every": 1}
+# How a step is laid out: it may change last bits and no more (test_split.py and the trainer's own
+# tests), so that no key has it; test_layout.py.
+BITS_ONLY = {
+    "use_dynamic_batch_size",
+    "micro_batch_size",
+    "max_tokens_per_gpu",
+    "recompute_every",
+    "num_replicas",
+    "offload",
+}
 ELSEWHERE = {
     "opd_log_prob_top_k": "a metric only",
     "use_kl_loss": "kl_loss_coef is 0 without it, and with that at 0 it is a metric only",
@@ -100,8 +107,6 @@ ELSEWHERE = {
     "custom_reward_post_process_path": "tests/relax/test_custom.py",
     "use_dynamic_global_batch_size": "not built",
     "skip_zero_advantage": "what it leaves out moves nothing: test_skipping.py",
-    "num_replicas": "needs several ranks: tests/relax/trainer/test_ranks.py",
-    "offload": "tests/relax/trainer/test_ranks.py",
     "compile_blocks": "needs a compiler: tests/relax/trainer",
     "attention": "needs a CUDA device",
 }
@@ -111,7 +116,7 @@ def test_no_setting_is_forgotten():
     tried = {name for _, name, _ in KNOBS}
     sections = (AlgorithmSection, UpdateSection)
     fields = {name for section in sections for name in section.model_fields}
-    assert fields - tried == ELSEWHERE.keys() | BITS_ONLY.keys()
+    assert fields - tried == ELSEWHERE.keys() | BITS_ONLY
     assert tried - fields <= set(SeedSection.model_fields)
     assert "critic_load" in ModelSection.model_fields
 
@@ -145,11 +150,6 @@ def test_the_knob_changes_the_update(updated, base, name, value):
     assert before.key != after.key
     critic = [manifest.notes.get("critic") for manifest in (before, after)]
     assert before.policy.hash != after.policy.hash or critic[0] != critic[1]
-
-
-@pytest.mark.parametrize("name", BITS_ONLY)
-def test_how_a_step_is_cut_is_in_the_key_for_its_last_bits(updated, name):
-    assert updated({}).key != updated({name: BITS_ONLY[name]}).key
 
 
 def test_the_same_settings_give_the_same_bits(models, task, tmp_path):

@@ -10,7 +10,8 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from relax.trainer.numerics import make_deterministic
 
-# What tests share with the processes that they start lies beside them.
+# What tests share with the processes that they start lies beside them, the rest above.
+sys.path.insert(0, str(Path(__file__).parents[2]))
 sys.path.insert(0, str(Path(__file__).parent))
 os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
 

@@ -8,12 +8,13 @@ import time
 from pathlib import Path
 
 import torch.distributed as dist
+from process_group import joined, meeting_point
 from training_cases import make_sequences, policy_gradient, value_regression
 
-from relax.trainer.actor import Actor, TrainerOptions
+from relax.trainer.actor import Actor
 from relax.trainer.critic import Critic
 from relax.trainer.numerics import make_deterministic
-from relax.trainer.ranks import joined
+from relax.trainer.options import TrainerOptions
 
 OPTIONS = TrainerOptions(lr=1e-4, weight_decay=0.1, temperature=0.7, max_tokens_per_gpu=60)
 
@@ -26,8 +27,9 @@ CONTEXT.set_forkserver_preload(["rank_jobs"])
 def launch(num_ranks: int, directory: Path, *jobs: tuple) -> list:
     """Start ranks that run the jobs (function, directory, arguments) one after another."""
     directory.mkdir(parents=True, exist_ok=True)
+    port = meeting_point()
     processes = [
-        CONTEXT.Process(target=run, args=(rank, num_ranks, directory, jobs))
+        CONTEXT.Process(target=run, args=(rank, num_ranks, port, directory, jobs))
         for rank in range(num_ranks)
     ]
     for process in processes:
@@ -43,13 +45,13 @@ def finish(processes: list, directory: Path, timeout_s: float = 120) -> None:
     assert all(process.exitcode == 0 for process in processes), "\n".join(logs)
 
 
-def run(rank: int, num_ranks: int, directory: Path, jobs: tuple) -> None:
+def run(rank: int, num_ranks: int, port: int, directory: Path, jobs: tuple) -> None:
     """What a rank's process does; what it prints goes to rankN.log."""
     log = os.open(directory / f"rank{rank}.log", os.O_CREAT | os.O_WRONLY)
     os.dup2(log, 1)
     os.dup2(log, 2)
     make_deterministic(1)
-    with joined(rank, num_ranks, directory / "store", timeout_s=20):
+    with joined(rank, num_ranks, port, timeout_s=20):
         for job, where, arguments in jobs:
             where.mkdir(parents=True, exist_ok=True)
             result = job(where, **arguments)
@@ -92,7 +94,7 @@ def reshard(directory: Path, model: Path, checkpoint: Path) -> dict:
 
 def steps(directory: Path, model: Path, first: int, last: int, saved: Path | None) -> dict:
     """Steps first .. last - 1, from a checkpoint where first > 0, and a checkpoint at the end."""
-    options = dataclasses.replace(OPTIONS, lr_decay_style="cosine", lr_warmup_steps=2)
+    options = dataclasses.replace(OPTIONS, lr_decay_style="cosine", lr_warmup_iters=2)
     actor = Actor.load(model, options, num_schedule_steps=6)
     if saved is not None:
         actor.restore(saved)

@@ -7,7 +7,9 @@ from training_cases import make_sequences, policy_gradient
 from transformers import AutoModelForCausalLM
 
 from relax.errors import ConfigError
-from relax.trainer.actor import Actor, TrainerOptions, policy_hash
+from relax.trainer.actor import Actor
+from relax.trainer.options import TrainerOptions
+from relax.trainer.publish import policy_hash
 
 OPTIONS = TrainerOptions(lr=1e-3, weight_decay=0.1, temperature=0.7, max_tokens_per_gpu=60)
 
@@ -108,7 +110,7 @@ def test_published_directory_has_the_hash_and_the_logits(request, model, dtype, 
 
 
 def test_restored_in_place_continues_to_the_bit(untied_dir, tmp_path):
-    options = dataclasses.replace(OPTIONS, lr_decay_style="cosine", lr_warmup_steps=2)
+    options = dataclasses.replace(OPTIONS, lr_decay_style="cosine", lr_warmup_iters=2)
     straight = Actor.load(untied_dir, options, num_schedule_steps=6)
     rows = [straight.train_step(s, policy_gradient(s)) for s in map(steps_data, range(6))]
     first = Actor.load(untied_dir, options, num_schedule_steps=6)

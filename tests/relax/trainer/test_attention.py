@@ -10,9 +10,10 @@ from training_cases import make_sequences
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from relax.errors import ConfigError
-from relax.trainer.actor import Actor, TrainerOptions
+from relax.trainer.actor import Actor
 from relax.trainer.attention import ALIKE, BY_LAYER, attend, is_plain, make_reading
 from relax.trainer.batch import lay_out_shared
+from relax.trainer.options import TrainerOptions
 from relax.trainer.sequences import TrainSequence
 
 SMALL = {
@@ -67,12 +68,12 @@ def test_a_shared_prompt_lies_in_the_row_once():
     assert batch.size == (11, 2, 6, 8, 4)
 
 
-def test_a_reading_pads_with_the_sequences_own_last_token():
+def test_a_reading_pads_with_the_sequences_own_first_tokens():
     reading = make_reading(
         [np.array([0, 1, 2, 3]), np.array([0, 1]), np.array([0, 4, 5])], 6, torch.device("cpu")
     )
     assert [bucket.tolist() for bucket in reading.bucket_bS] == [
-        [[0, 1, 2, 3], [0, 4, 5, 5], [0, 1, 1, 1]]
+        [[0, 1, 2, 3], [0, 4, 5, 0], [0, 1, 0, 1]]
     ]
     flat = torch.cat([bucket.flatten() for bucket in reading.bucket_bS])
     assert flat[reading.home_L].tolist() == [0, 1, 2, 3, 4, 5]

@@ -8,9 +8,10 @@ import pytest
 import torch
 from training_cases import make_sequences, policy_gradient
 
-from relax.trainer.actor import Actor, TrainerOptions
+from relax.trainer.actor import Actor
 from relax.trainer.device import wide_logits
 from relax.trainer.logprob import linear_logp
+from relax.trainer.options import TrainerOptions
 from relax.trainer.sharded import ShardedModel
 
 pytestmark = [

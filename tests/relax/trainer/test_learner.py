@@ -7,9 +7,13 @@ from training_cases import make_sequences, policy_gradient, value_regression
 from transformers import AutoModelForCausalLM
 
 from relax.errors import ArtifactError, ConfigError
-from relax.trainer import checkpoint, learner, publish
-from relax.trainer.actor import Actor, NonFiniteError, TrainerOptions, policy_hash
+from relax.trainer import build, checkpoint, learner, publish
+from relax.trainer.actor import Actor
+from relax.trainer.build import DTYPES
 from relax.trainer.critic import Critic
+from relax.trainer.learner import NonFiniteError
+from relax.trainer.options import TrainerOptions
+from relax.trainer.publish import policy_hash
 from relax.trainer.sequences import LossParts, TrainSequence
 from relax.trainer.sharded import ShardedModel
 from relax.trainer.timing import step_flops
@@ -42,7 +46,7 @@ def test_offload_changes_no_bit(tied_dir):
 
 @pytest.mark.slow
 def test_compiled_blocks_train_the_same(tied_dir):
-    plain, compiled = load(tied_dir), load(tied_dir, compiled="blocks")
+    plain, compiled = load(tied_dir), load(tied_dir, compile_blocks=True)
     assert step(compiled) == pytest.approx(step(plain), rel=1e-4)
 
 
@@ -63,7 +67,7 @@ def test_compiled_blocks_do_not_depend_on_the_buckets_seen_before(tied_dir, tmp_
             actor.train_step(lengthened(count), policy_gradient(lengthened(count)))
         return actor.weights_hash()
 
-    options = {"compiled": "blocks", "max_tokens_per_gpu": 10_000}
+    options = {"compile_blocks": True, "max_tokens_per_gpu": 10_000}
     straight = load(tied_dir, **options)
     steps(straight, range(1, 10))
     straight.begin_save(tmp_path / "9")()
@@ -80,7 +84,7 @@ def test_bfloat16_computes_near_float32(untied_dir):
 
 
 def test_only_named_parameters_move(untied_dir):
-    actor = load(untied_dir, only_train_params=(r"layers\.1\.", "lm_head"))
+    actor = load(untied_dir, only_train_params_name_list=(r"layers\.1\.", "lm_head"))
     before = {name: w.full_tensor().clone() for name, w in actor._model.weights.items()}
     step(actor)
     moved = {
@@ -90,7 +94,7 @@ def test_only_named_parameters_move(untied_dir):
 
 
 def test_frozen_parameters_stay_through_a_checkpoint(untied_dir, tmp_path):
-    actor = load(untied_dir, freeze_params=("embed_tokens",))
+    actor = load(untied_dir, freeze_params_name_list=("embed_tokens",))
     before = actor._model.weights["model.embed_tokens.weight"].full_tensor().clone()
     step(actor)
     assert torch.equal(actor._model.weights["model.embed_tokens.weight"].full_tensor(), before)
@@ -101,9 +105,9 @@ def test_frozen_parameters_stay_through_a_checkpoint(untied_dir, tmp_path):
 
 def test_patterns_that_match_nothing_or_everything_are_refused(tied_dir):
     with pytest.raises(ConfigError, match="-list = 'laers' matches no parameter"):
-        load(tied_dir, freeze_params=("laers",))
+        load(tied_dir, freeze_params_name_list=("laers",))
     with pytest.raises(ConfigError, match="leaves no parameter to train"):
-        load(tied_dir, freeze_params=(".",))
+        load(tied_dir, freeze_params_name_list=(".",))
 
 
 def test_a_non_finite_loss_moves_nothing_and_names_the_samples(tied_dir, tmp_path, capsys):
@@ -172,16 +176,56 @@ def test_reference_scores_equal_the_actors(tied_dir):
         np.testing.assert_array_equal(row, expected)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_model_that_only_scores_has_no_master_weights(untied_dir, dtype):
+    """The same bits from half the memory; patterns of what is trained do not concern it."""
+    options = dataclasses.replace(OPTIONS, dtype=dtype, only_train_params_name_list=("laers",))
+    scoring = ShardedModel(untied_dir, options, "logp", use="score")
+    assert {weight.dtype for weight in scoring.weights.values()} == {DTYPES[dtype]}
+    assert not any(weight.requires_grad for weight in scoring.weights.values())
+    trained = load(untied_dir, dtype=dtype)
+    assert {weight.dtype for weight in trained._model.weights.values()} == {torch.float32}
+    sequences = make_sequences(6)
+    for row, expected in zip(
+        scoring.rows(sequences, "logp", 0.7), trained.logp(sequences, 0.7), strict=True
+    ):
+        np.testing.assert_array_equal(row, expected)
+    for ours, theirs in zip(scoring.module.buffers(), trained._model.module.buffers(), strict=True):
+        assert ours.dtype == theirs.dtype and torch.equal(ours, theirs)
+
+
+def test_what_a_checkpoint_fills_is_not_read_from_files(tied_dir, tmp_path, monkeypatch):
+    actor = load(tied_dir)
+    step(actor)
+    actor.begin_save(tmp_path / "1")()
+    monkeypatch.setattr(build, "read_weights", lambda *_: pytest.fail("read"))
+    again = Actor.load(tied_dir, OPTIONS, num_schedule_steps=9, use="restore")
+    again.restore(tmp_path / "1")
+    assert (again.step, again.weights_hash()) == (1, actor.weights_hash())
+    assert step(again, seed=1) == step(actor, seed=1)
+    assert again.weights_hash() == actor.weights_hash()
+
+
+def test_only_the_rank_that_writes_a_tensor_copies_it(tied_dir):
+    model = load(tied_dir)._model
+    file_of = publish.assign_files(model, torch.float32)
+    live = {weight.to_local().data_ptr() for weight in model.weights.values()}
+    whole = dict(publish._whole_tensors(model, torch.float32, file_of))
+    assert {tensor.data_ptr() for tensor in whole.values()} <= live
+    owned = dict(publish._owned_tensors(model, torch.float32, file_of))
+    assert owned.keys() == whole.keys()
+    assert live.isdisjoint(tensor.data_ptr() for tensor in owned.values())
+
+
 def test_likeliest_words_are_those_of_the_logits(untied_dir):
     sequences = make_sequences(7)
-    found = ShardedModel(untied_dir, OPTIONS, "logp").top_words(sequences, 5, 0.7)
+    found = ShardedModel(untied_dir, OPTIONS, "logp").top_words(sequences, 5)
     model = AutoModelForCausalLM.from_pretrained(untied_dir)
-    for sequence, (words_TK, logp_TK) in zip(sequences, found, strict=True):
+    for sequence, words_TK in zip(sequences, found, strict=True):
         with torch.no_grad():
-            logits_TV = model(torch.from_numpy(sequence.tokens)[None]).logits[0] / 0.7
-        logp_TV = logits_TV[-sequence.response_len - 1 : -1].log_softmax(-1)
-        np.testing.assert_array_equal(words_TK, logp_TV.topk(5).indices)
-        np.testing.assert_allclose(logp_TK, logp_TV.topk(5).values, atol=2e-5)
+            logits_TV = model(torch.from_numpy(sequence.tokens)[None]).logits[0]
+        expected_TK = logits_TV[-sequence.response_len - 1 : -1].topk(5).indices
+        np.testing.assert_array_equal(words_TK, expected_TK)
 
 
 def test_a_critic_starts_at_zero_learns_and_is_published_whole(tied_dir, tmp_path):
@@ -299,6 +343,20 @@ def test_timing_of_a_step(tied_dir):
     assert timing["padding_waste"] == pytest.approx(1 - sum(lengths) / (8 * max(lengths)))
     assert 0.1 < timing["peak_memory_gib"] < 20
     assert "mfu" not in timing
+
+
+def test_timing_of_several_steps_is_of_their_sums(tied_dir):
+    actor = load(tied_dir, max_tokens_per_gpu=1000)
+    assert actor.timing == {}
+    step(actor)
+    first = actor.timing
+    step(actor, count=5)
+    both = actor.timing
+    num_tokens = sum(len(s.tokens) for count in (8, 5) for s in make_sequences(count))
+    assert both["tokens_per_s"] * both["step_s"] == pytest.approx(num_tokens)
+    assert both["step_s"] > first["step_s"] and both["forward_s"] > first["forward_s"]
+    actor.restart_timing()
+    assert actor.timing == {}
 
 
 def test_mfu_where_the_devices_peak_is_known(tied_dir, monkeypatch):

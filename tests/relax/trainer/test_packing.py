@@ -4,7 +4,6 @@ import pytest
 from relax.errors import ConfigError
 from relax.trainer.packing import (
     best_fit,
-    draw_batches,
     level,
     plan_count,
     plan_families,
@@ -100,11 +99,3 @@ def test_nothing_to_plan():
 
 def test_fixed_count_follows_the_order_given():
     assert plan_count([1] * 5, [4, 0, 3, 1, 2], 2, 1) == [[[4, 0], [3, 1], [2]]]
-
-
-def test_drawn_batches_are_a_seeded_partition():
-    batches = draw_batches(6, 3, seed=1)
-    assert sorted(i for batch in batches for i in batch) == list(range(6))
-    assert batches == draw_batches(6, 3, seed=1) != draw_batches(6, 3, seed=2)
-    with pytest.raises(ConfigError, match="num_steps_per_rollout = 4; it must divide the 6"):
-        draw_batches(6, 4, seed=1)

@@ -15,7 +15,7 @@ LAYOUTS = {
     1: {"one": {}, "one-tied": {}},
     2: {
         "two": {"max_tokens_per_gpu": 40, "recompute_every": 1},
-        "replicas": {"replicate": 2, "micro_batch_size": 3},
+        "replicas": {"num_replicas": 2, "micro_batch_size": 3},
         "two-tied": {"max_tokens_per_gpu": 40},
     },
     3: {"three": {"offload": "cpu", "recompute_every": 2}},

@@ -1,6 +1,8 @@
+import os
+
 import pytest
 
-from relax.errors import ConfigError
+from relax.trainer.numerics import make_deterministic
 from relax.trainer.options import TrainerOptions
 from relax.trainer.schedule import learning_rate
 
@@ -14,25 +16,13 @@ from relax.trainer.schedule import learning_rate
     ],
 )
 def test_learning_rates(style, expected):
-    options = TrainerOptions(lr=1.0, min_lr=0.1, lr_warmup_steps=2, lr_decay_style=style)
+    options = TrainerOptions(lr=1.0, min_lr=0.1, lr_warmup_iters=2, lr_decay_style=style)
     rates = [learning_rate(options, step, 6) for step in range(7)]
     assert rates == pytest.approx(expected)
     assert learning_rate(options, 60, 6) == pytest.approx(expected[-1])
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"lr": 0.0}, "--lr = 0.0; must be greater than 0"),
-        ({"adam_beta2": 1.0}, "--adam-beta2 = 1.0; must be at least 0 and below 1"),
-        ({"replicate": 0}, "--num-replicas = 0; must be 1 or more"),
-        (
-            {"only_train_params": ("a",), "freeze_params": ("b",)},
-            r"--freeze-params-name-list = \('b',\); must be empty where "
-            "--only-train-params-name-list is given",
-        ),
-    ],
-)
-def test_refused_options(change, message):
-    with pytest.raises(ConfigError, match=message):
-        TrainerOptions(**change)
+def test_flash_attention_is_asked_for_its_deterministic_backward_pass(monkeypatch):
+    monkeypatch.delenv("FLASH_ATTENTION_DETERMINISTIC", raising=False)
+    make_deterministic(1)
+    assert os.environ["FLASH_ATTENTION_DETERMINISTIC"] == "1"
