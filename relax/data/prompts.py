@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Literal
 from relax.data.inputs import chat_messages, check_template, label_text, shown, value_of, wrap
 from relax.data.rows import content_hash, one_line, read_rows
 from relax.errors import ArtifactError, ConfigError
+from relax.model_dir import check_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 __all__ = ["Prompt", "PromptSource", "content_hash", "load_prompts", "load_tokenizer", "read_rows"]
-
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model")
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,11 +144,7 @@ def load_tokenizer(model_dir: str | Path) -> "PreTrainedTokenizerBase":
             f"{model_dir}: no such model directory; a local one in Hugging Face layout is needed "
             "(nothing is downloaded)"
         )
-    if not any((model_dir / name).exists() for name in TOKENIZER_FILES):
-        raise ArtifactError(
-            f"{model_dir}: no tokenizer; looked for {', '.join(TOKENIZER_FILES)}: "
-            "copy the model's tokenizer files there"
-        )
+    check_tokenizer(model_dir)
     from transformers import AutoTokenizer
 
     try:

@@ -19,7 +19,7 @@ from relax.engines.batches import whole_batches
 from relax.engines.protocol import Request, Response, SamplingParams
 from relax.engines.stopping import check_prompts, check_stop, response_limits
 from relax.errors import ArtifactError, ConfigError
-from relax.model_dir import read_config, weight_files
+from relax.model_dir import has_tokenizer, read_config, weight_files
 
 # Read by vLLM when it is imported; what the user has set stays.
 _ENVIRONMENT = {
@@ -148,7 +148,7 @@ class VLLMEngine:
         wanted = _ENVIRONMENT | (cpu if self._is_cpu else {}) | (cut if self._is_cut else {})
         for name, value in wanted.items():
             os.environ.setdefault(name, value)
-        options = {"skip_tokenizer_init": not published.has_tokenizer(policy), **self._options}
+        options = {"skip_tokenizer_init": not has_tokenizer(policy), **self._options}
         # vLLM refuses more than the model's own limit; what does not fit is told by length.
         if 0 < self._max_model_len <= published.context_len(read_config(policy)):
             options["max_model_len"] = self._max_model_len
