@@ -12,9 +12,9 @@ import numpy as np
 import pyarrow as pa
 
 from relax.algorithms.metrics import length_metrics, repetition_frac
-from relax.config import Config, DataSection, RolloutSection
+from relax.config import Config, RolloutSection
 from relax.data.order import Draw, draw
-from relax.data.prompts import Prompt, PromptSource, load_prompts, load_tokenizer
+from relax.data.prompts import Prompt, PromptSource, load_tokenizer
 from relax.data.seeds import response_seed
 from relax.engines import Request, SamplingParams
 from relax.engines.conversation import Sampled
@@ -23,6 +23,7 @@ from relax.schema import IDS_PER_STEP, PROMPTS, RESPONSES
 from relax.stages.engines import Shard, engines_for, sampling_params
 from relax.stages.metrics import metric_table
 from relax.stages.perform import Inputs, Unfinished, Warm
+from relax.stages.prompts import prompts_for
 from relax.stages.rounds import first_draw, prompts_per_round, round_of
 from relax.stages.sampling import Watch, sampled
 from relax.store import Output, Run, rows
@@ -57,9 +58,7 @@ def run(config: Config, inputs: Inputs, output: Output, warm: Warm) -> None:
     run, step = inputs.run, inputs.step
     start = time.perf_counter()
     tokenizer = load_tokenizer(config.model.hf_checkpoint)
-    source = prompts_for(
-        config.data, config.data.prompt_data, run.sources["prompts"], tokenizer, warm
-    )
+    source = prompts_for(run, "prompts", tokenizer, warm)
     groups = groups_of(config, run, step, round_of(output.stage), source)
     output.measure("seconds/prompts", time.perf_counter() - start)
 
@@ -183,27 +182,6 @@ def seeded_requests(prompts: list[Prompt], size: int, seed: int, step: int) -> l
             )
             seen[prompt.prompt_id] += 1
     return requests
-
-
-def prompts_for(
-    settings: DataSection, path: str, expected: str, tokenizer, warm: Warm
-) -> PromptSource:
-    """The prompts of `path`, read once a process; ArtifactError when they are not as `expected`."""
-    if path not in warm.prompts:
-        source = load_prompts(
-            path,
-            tokenizer,
-            input_key=settings.input_key,
-            label_key=settings.label_key,
-            apply_chat_template=settings.apply_chat_template,
-            max_prompt_len=settings.rollout_max_prompt_len,
-            overlong=settings.overlong_prompt,
-            prompt_template=settings.prompt_template or None,
-        )
-        if source.content_hash != expected:
-            raise ArtifactError(f"{path}: changed since the run began; put the old file back")
-        warm.prompts[path] = source
-    return warm.prompts[path]
 
 
 def prompt_table(groups: Groups) -> pa.Table:

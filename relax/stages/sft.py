@@ -11,7 +11,7 @@ from relax.data.order import draw
 from relax.data.prompts import Prompt, load_tokenizer
 from relax.stages.metrics import metric_table
 from relax.stages.perform import Inputs, Warm
-from relax.stages.rollout import prompts_for
+from relax.stages.prompts import prompts_for
 from relax.stages.training import Learners, Metrics, train_and_publish, trainer_options
 from relax.store import Output
 from relax.trainer.actor import LossParts, StepLoss, TrainSequence
@@ -20,8 +20,7 @@ from relax.trainer.actor import LossParts, StepLoss, TrainSequence
 def run(config: Config, inputs: Inputs, output: Output, warm: Warm) -> None:
     """Write the table `metrics` and publish the new policy."""
     tokenizer = load_tokenizer(config.model.hf_checkpoint)
-    path, known = config.data.prompt_data, inputs.run.sources["prompts"]
-    prompts = prompts_for(config.data, path, known, tokenizer, warm).prompts
+    prompts = prompts_for(inputs.run, "prompts", tokenizer, warm).prompts
     assert isinstance(tokenizer.eos_token_id, int)
     sequences = [label_sequence(p, tokenizer) for p in prompts]
 
