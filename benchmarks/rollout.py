@@ -1,18 +1,25 @@
-"""Decoded tokens per second of the sampling engines, as ratios to plain `generate`.
+"""Decoded tokens per second of the sampling engines, as ratios to plain `generate` and to TRL.
 
     OMP_NUM_THREADS=1 python benchmarks/rollout.py [--engines transformers vllm] [--policy DIR]
+    OMP_NUM_THREADS=1 python benchmarks/rollout.py --trl DIRECTORY
 
 Without --policy, a random Qwen3 (hidden 64, 2 layers, head_dim 32) is made. Each engine and
 `generate` sample the same prompts in turns; the best of --repeats counts, because other work on
 the machine only ever slows a run down.
+
+With --trl, the engine `transformers` against the generation phase of TRL's GRPOTrainer
+(`_generate`), on the model, the prompts and the settings of benchmarks/step.py: texts in, texts and
+tokens out, each side in its own process, in turns. DIRECTORY is as told there.
 """
 
 import argparse
+import json
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+import step
 import torch
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
@@ -88,6 +95,60 @@ def best_in_turns(runs: dict[str, Callable[[], object]], repeats: int) -> dict[s
     return {name: min(taken[1:]) for name, taken in times.items()}
 
 
+def generation(side: str, policy: Path, repeats: int) -> dict[str, float]:
+    """Least CPU seconds of one side's generation phase."""
+    texts = [text for text in step.prompts()[: step.NUM_PROMPTS] for _ in range(step.GROUP)]
+    run = {"ours": our_generation, "trl": trl_generation}[side](policy)
+    times = []
+    for _ in range(repeats + 1):
+        start = time.process_time()
+        tokens = run(texts)
+        times.append(time.process_time() - start)
+        assert [len(one) for one in tokens] == [step.LENGTH] * len(texts)
+    return {"seconds": min(times[1:])}
+
+
+def our_generation(policy: Path) -> Callable[[list[str]], list]:
+    from relax.data.prompts import load_tokenizer
+
+    torch.set_num_threads(1)
+    engine, tokenizer = open_engine("transformers"), load_tokenizer(policy)
+    engine.load(policy)
+    params = SamplingParams(max_response_len=step.LENGTH, ignore_eos=True)
+
+    def run(texts: list[str]) -> list:
+        prompts = tokenizer(texts)["input_ids"]
+        requests = [Request(tuple(tokens), seed=i) for i, tokens in enumerate(prompts)]
+        tokens = [response.tokens for response in engine.sample(requests, params)]
+        tokenizer.batch_decode(tokens, skip_special_tokens=True)
+        return tokens
+
+    return run
+
+
+def trl_generation(policy: Path) -> Callable[[list[str]], list]:
+    from trl import GRPOTrainer
+
+    trainer = step.make_trainer(policy, GRPOTrainer)
+    return lambda texts: trainer._generate(texts)[1]
+
+
+def against_trl(directory: str) -> None:
+    """Print both sides and their ratio, the best of three rounds."""
+    seconds: dict[str, list[float]] = {"ours": [], "trl": []}
+    with tempfile.TemporaryDirectory() as policy:
+        step.make_policy(Path(policy))
+        for _ in range(3):
+            for side, found in seconds.items():
+                extra = directory if side == "trl" else ""
+                found.append(step.run_child(__file__, side, Path(policy), extra)["seconds"])
+    num_responses = step.NUM_PROMPTS * step.GROUP
+    for side, found in seconds.items():
+        rate = num_responses * step.LENGTH / min(found)
+        print(f"{side:5} {num_responses} x {step.LENGTH}: {rate:,.0f} tok/s of CPU time")
+    print(f"ours / TRL: {min(seconds['trl']) / min(seconds['ours']):.2f} x its tokens per second")
+
+
 def load_times(engine, policy: Path) -> tuple[float, float]:
     """Seconds to start with a policy and to swap the weights of another version in."""
     start = time.perf_counter()
@@ -105,7 +166,15 @@ def main() -> None:
     parser.add_argument("--prompt-len", type=int, default=16)
     parser.add_argument("--response-len", type=int, default=32)
     parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--trl", default="", help="directory where TRL is installed")
+    parser.add_argument("--side", choices=("ours", "trl"), help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.side:
+        print(json.dumps(generation(options.side, options.policy, options.repeats)))
+        return
+    if options.trl:
+        against_trl(options.trl)
+        return
     engines = {name: open_engine(name) for name in options.engines}
     with tempfile.TemporaryDirectory() as directory:
         policy = options.policy or make_policy(Path(directory))

@@ -119,13 +119,34 @@ def train(actor, sequences: list) -> None:
     actor.train_step(sequences, loss)
 
 
-def trl(policy: Path) -> dict[str, float]:
+def make_trainer(policy: Path, kind):
+    """TRL's trainer of the class `kind`, set as ours is."""
     import torch
 
     torch.set_num_threads(1)
     from datasets import Dataset
-    from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
-    from trl import GRPOConfig, GRPOTrainer
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from trl import GRPOConfig
+
+    config = GRPOConfig(
+        output_dir=tempfile.mkdtemp(), per_device_train_batch_size=NUM_PROMPTS * GROUP,
+        gradient_accumulation_steps=1, num_generations=GROUP, max_completion_length=LENGTH,
+        max_steps=STEPS, learning_rate=1e-4, beta=0.0, loss_type="dapo", logging_steps=1,
+        report_to=[], save_strategy="no", use_cpu=True, bf16=False, gradient_checkpointing=False,
+        disable_tqdm=True, temperature=1.0, seed=0, generation_kwargs={"suppress_tokens": [1]},
+    )  # fmt: skip
+    return kind(
+        model=AutoModelForCausalLM.from_pretrained(policy),
+        processing_class=AutoTokenizer.from_pretrained(policy, padding_side="left"),
+        reward_funcs=lambda completions, **_: [reward(text) for text in completions],
+        args=config,
+        train_dataset=Dataset.from_dict({"prompt": prompts()}),
+    )
+
+
+def trl(policy: Path) -> dict[str, float]:
+    from transformers import TrainerCallback
+    from trl import GRPOTrainer
 
     class Clock(TrainerCallback):
         ends: list[float] = []  # noqa: RUF012
@@ -150,21 +171,7 @@ def trl(policy: Path) -> dict[str, float]:
             update_s.append(time.process_time() - start - self.generation_s)
             return found
 
-    tokenizer = AutoTokenizer.from_pretrained(policy, padding_side="left")
-    config = GRPOConfig(
-        output_dir=tempfile.mkdtemp(), per_device_train_batch_size=NUM_PROMPTS * GROUP,
-        gradient_accumulation_steps=1, num_generations=GROUP, max_completion_length=LENGTH,
-        max_steps=STEPS, learning_rate=1e-4, beta=0.0, loss_type="dapo", logging_steps=1,
-        report_to=[], save_strategy="no", use_cpu=True, bf16=False, gradient_checkpointing=False,
-        disable_tqdm=True, temperature=1.0, seed=0, generation_kwargs={"suppress_tokens": [1]},
-    )  # fmt: skip
-    trainer = Timed(
-        model=AutoModelForCausalLM.from_pretrained(policy),
-        processing_class=tokenizer,
-        reward_funcs=lambda completions, **_: [reward(text) for text in completions],
-        args=config,
-        train_dataset=Dataset.from_dict({"prompt": prompts()}),
-    )
+    trainer = make_trainer(policy, Timed)
     trainer.add_callback(Clock())
     trainer.train()
     return summary([b - a for a, b in zip(Clock.ends, Clock.ends[1:], strict=False)], update_s)
@@ -178,11 +185,11 @@ def summary(step_s: list[float], update_s: list[float]) -> dict[str, float]:
     }
 
 
-def run_child(side: str, policy: Path, extra: str) -> dict[str, float]:
-    """One side in a fresh process."""
+def run_child(script: str, side: str, policy: Path, extra: str) -> dict[str, float]:
+    """One side of a benchmark in a fresh process."""
     path = os.pathsep.join([extra, *sys.path] if extra else sys.path)
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, __file__, "--side", side, "--policy", str(policy)]
+    command = [sys.executable, script, "--side", side, "--policy", str(policy)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"{side} failed:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
@@ -206,7 +213,8 @@ def main() -> None:
         found: dict[str, list[dict[str, float]]] = {side: [] for side in sides}
         for _ in range(options.rounds):
             for side in sides:
-                found[side].append(run_child(side, policy, options.trl if side == "trl" else ""))
+                extra = options.trl if side == "trl" else ""
+                found[side].append(run_child(__file__, side, policy, extra))
     best = {
         side: {key: min(one[key] for one in rounds) for key in rounds[0]}
         for side, rounds in found.items()

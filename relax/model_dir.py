@@ -13,6 +13,8 @@ from relax.errors import ArtifactError
 
 AGAIN = "copy the model again (a policy of a run: `relax export` it again)"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+"""Files that a tokenizer is made from; one of them is enough."""
 
 Shapes = dict[str, list[int]]
 """Tensor name -> shape."""
@@ -26,6 +28,20 @@ def read_config(directory: Path) -> dict[str, Any]:
             "(hub names are not downloaded: fetch a snapshot first)"
         )
     return read_object(directory / "config.json")
+
+
+def has_tokenizer(directory: Path) -> bool:
+    """Whether a tokenizer lies in the directory."""
+    return any((directory / name).is_file() for name in VOCABULARIES)
+
+
+def check_tokenizer(directory: Path) -> None:
+    """ArtifactError where no tokenizer lies in the directory."""
+    if not has_tokenizer(directory):
+        raise ArtifactError(
+            f"{directory}: no tokenizer; looked for {', '.join(VOCABULARIES)}: "
+            "copy the model's tokenizer files there"
+        )
 
 
 def weight_files(directory: Path) -> dict[Path, Shapes]:

@@ -59,18 +59,26 @@ SAMPLE = Column("sample_id", ID, "", "step * 1,000,000 + place of the response i
 GROUP = Column("group_id", ID, "", "step * 1,000,000 + place of the prompt in its step")
 IDS_PER_STEP = 1_000_000
 
+PROMPT = Column("prompt_id", ID, "", "row of the prompt in the prompt source, from 0")
+TEXT_OF_PROMPT = Column("prompt", TEXT, "", "the prompt as the tokenizer got it")
+TOKENS_OF_PROMPT = Column("prompt_tokens", TOKENS, "token ids", "the prompt's tokens")
+LABEL = Column("label", TEXT, "", "the right answer, as the prompt source gives it")
+
+SOURCE_PROMPTS = Table("source_prompts", (PROMPT, TEXT_OF_PROMPT, TOKENS_OF_PROMPT, LABEL))
+"""All prompts of a source: no table of a stage, what a run keeps of the source for its jobs."""
+
 PROMPTS = Table(
     "prompts",
     (
         GROUP,
-        Column("prompt_id", ID, "", "row of the prompt in the prompt source, from 0"),
+        PROMPT,
         Column("epoch", COUNT, "", "pass over the prompt source, from 0"),
         Column("position", ID, "", "place in that epoch's order, from 0"),
         Column("cursor", ID, "", "place in the stream of all epochs: prompts drawn before it"),
-        Column("prompt", TEXT, "", "the prompt as the tokenizer got it"),
-        Column("prompt_tokens", TOKENS, "token ids", "the prompt's tokens"),
+        TEXT_OF_PROMPT,
+        TOKENS_OF_PROMPT,
         Column("prompt_len", COUNT, "tokens", "length of the prompt"),
-        Column("label", TEXT, "", "the right answer, as the prompt source gives it"),
+        LABEL,
     ),
 )
 

@@ -29,15 +29,18 @@ class RolloutSection(Section):
     rollout_api_key_variable: str = unkeyed("")
     """Environment variable that holds the key of those servers."""
     rollout_num_engines: NonNegativeInt = unkeyed(0)
-    """Engines side by side, each in a process of its own; 0: one, in the stage's process."""
+    """Engines side by side, each with a process and GPUs of its own; 0: one, `transformers` and
+    `external` in the stage's process. One engine uses no more GPUs than the setting below says."""
     rollout_num_gpus_per_engine: PositiveInt = unkeyed(1)
     """GPUs of one engine (tensor parallel; `vllm` only)."""
     rollout_gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = unkeyed(0.9)
-    """Share of a GPU's memory that `vllm` takes."""
+    """Share of a GPU's memory that `vllm` takes while it samples; it is given back before a stage
+    that trains. A stage `inline` leaves the trained weights on the GPU: lower it by their share."""
     rollout_max_batch_tokens: PositiveInt = unkeyed(262_144)
     """Tokens (prompts and responses) that `transformers` holds in its cache at once."""
     rollout_timeout_s: Positive = unkeyed(1800.0)
-    """Longest wait for a shard (engines in processes of their own) or a server's answer."""
+    """Longest wait for an engine to load or to end its next shard, or for a server's answer; none
+    for `transformers` in the stage's process: set rollout_num_engines to 1 there."""
     rollout_batch_size: PositiveInt = 32
     """Prompts per rollout."""
     n_samples_per_prompt: PositiveInt = 8
@@ -63,7 +66,8 @@ class RolloutSection(Section):
     rollout_skip_special_tokens: bool = True
     """Leave special tokens out of the text that rewards see (never out of the tokens)."""
     rollout_shard_groups: PositiveInt = 16
-    """Groups sampled, and kept, together; a repeated shard has the same batch composition."""
+    """Groups kept together when they are sampled. `transformers` samples no others beside them, so
+    that a repeated shard is the same to the bit; `vllm` and `external` fill up with more."""
     rollout_mismatch_warning: NonNegative = unkeyed(0.05)
     """Warn when engine and trainer differ by more than this (mean absolute nats a token)."""
     custom_generate_function_path: str = unkeyed("")

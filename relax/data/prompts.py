@@ -10,13 +10,20 @@ from typing import TYPE_CHECKING, Literal
 from relax.data.inputs import chat_messages, check_template, label_text, shown, value_of, wrap
 from relax.data.rows import content_hash, one_line, read_rows
 from relax.errors import ArtifactError, ConfigError
+from relax.model_dir import check_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["Prompt", "PromptSource", "content_hash", "load_prompts", "load_tokenizer", "read_rows"]
-
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model")
+__all__ = [
+    "Prompt",
+    "PromptSource",
+    "content_hash",
+    "keep_short",
+    "load_tokenizer",
+    "read_prompts",
+    "read_rows",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,33 +45,27 @@ class PromptSource:
     prompts: tuple[Prompt, ...]
     dropped: int
     """Rows longer than max_prompt_len."""
-    content_hash: str
-    """sha256 of the source's bytes, in hex."""
 
 
-def load_prompts(
+def read_prompts(
     path: str | Path,
     tokenizer: "PreTrainedTokenizerBase",
     *,
     input_key: str,
     label_key: str,
     apply_chat_template: bool,
-    max_prompt_len: int,
-    overlong: Literal["drop", "error"],
     prompt_template: str | None = None,
-) -> PromptSource:
-    r"""Read, render and tokenize the prompts of a source.
+) -> list[Prompt]:
+    r"""Read, render and tokenize all prompts of a source.
 
     The input of a row is a string or a list of chat messages {"role", "content"}; with
     apply_chat_template a string becomes one user message, and the template opens the answer.
     prompt_template, as in "{input}\nPut the final answer in \\boxed{{}}.", wraps the string, or the
     last user message. Chat templates write their own special tokens; plain text gets those that the
-    tokenizer adds (as the begin token of Llama). max_prompt_len is in tokens. Numbers as labels are
-    turned to strings.
+    tokenizer adds (as the begin token of Llama). Numbers as labels are turned to strings.
 
     Raises ArtifactError for a source that cannot be read; ConfigError for keys that rows lack,
-    inputs, labels and templates that cannot be used, a prompt of no tokens, and a prompt that is
-    too long when overlong is "error", or when none is left.
+    inputs, labels and templates that cannot be used.
     """
     path = Path(path)
     rows = read_rows(path)
@@ -82,17 +83,24 @@ def load_prompts(
         labels.append(label_text(value_of(row, label_key, "label_key", where), label_key, where))
     # One call for all rows: fast tokenizers are an order of magnitude quicker in batches.
     tokens = tokenizer(texts, add_special_tokens=not apply_chat_template, verbose=False).input_ids
-    prompts = [
+    return [
         Prompt(number, text, tuple(ids), label)
         for number, (text, ids, label) in enumerate(zip(texts, tokens, labels, strict=True))
     ]
-    return keep_short(path, prompts, max_prompt_len=max_prompt_len, overlong=overlong)
 
 
 def keep_short(
-    path: Path, prompts: list[Prompt], *, max_prompt_len: int, overlong: Literal["drop", "error"]
+    path: str | Path,
+    prompts: list[Prompt],
+    *,
+    max_prompt_len: int,
+    overlong: Literal["drop", "error"],
 ) -> PromptSource:
-    """Keep the prompts of 1 to max_prompt_len tokens; the rest is dropped or an error."""
+    """Keep the prompts of 1 to max_prompt_len tokens; longer ones are dropped or an error.
+
+    Raises ConfigError for a prompt of no tokens, for one that is too long when overlong is "error",
+    and when none is left.
+    """
     for prompt in prompts:
         if not prompt.tokens:
             raise ConfigError(f"{path}: row {prompt.prompt_id}: the prompt renders to no tokens")
@@ -109,7 +117,7 @@ def keep_short(
             f"{path}: --rollout-max-prompt-len = {max_prompt_len} drops all "
             f"{len(prompts)} prompts; the shortest has {shortest} tokens"
         )
-    return PromptSource(kept, len(prompts) - len(kept), content_hash(path))
+    return PromptSource(kept, len(prompts) - len(kept))
 
 
 def render(
@@ -145,11 +153,7 @@ def load_tokenizer(model_dir: str | Path) -> "PreTrainedTokenizerBase":
             f"{model_dir}: no such model directory; a local one in Hugging Face layout is needed "
             "(nothing is downloaded)"
         )
-    if not any((model_dir / name).exists() for name in TOKENIZER_FILES):
-        raise ArtifactError(
-            f"{model_dir}: no tokenizer; looked for {', '.join(TOKENIZER_FILES)}: "
-            "copy the model's tokenizer files there"
-        )
+    check_tokenizer(model_dir)
     from transformers import AutoTokenizer
 
     try:

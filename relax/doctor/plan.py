@@ -15,7 +15,7 @@ from relax.data.rows import read_rows
 from relax.doctor.disk import disk_facts, num_evaluations, step_stages
 from relax.doctor.memory import memory
 from relax.doctor.model import model_size
-from relax.doctor.settings import ranks_of, warnings_of
+from relax.doctor.settings import gpus_of_rollout, gpus_that_sample, ranks_of, warnings_of
 from relax.doctor.start import look, settled
 from relax.errors import ArtifactError, ConfigError
 from relax.stages import STAGES
@@ -96,9 +96,19 @@ def run_facts(config: Config) -> Facts:
         "steps": config.run.num_rollout,
         "model": config.model.hf_checkpoint or "not set",
         "reference": config.model.ref_load or "none",
-        "engine": config.rollout.rollout_engine,
+        "engine": engine_fact(config),
         "reward": config.reward.custom_rm_path or config.reward.rm_type,
     }
+
+
+def engine_fact(config: Config) -> str:
+    """The engine, and how many of the GPUs that its job asks for sample."""
+    asked, used = gpus_of_rollout(config), gpus_that_sample(config)
+    name = config.rollout.rollout_engine
+    if not asked or name == "external":
+        return name
+    advice = "" if used == asked else "; rollout_num_engines says how many engines there are"
+    return f"{name}, {used} of {asked} GPUs of a node sample{advice}"
 
 
 def algorithm_facts(config: Config, row: Algorithm) -> Facts:

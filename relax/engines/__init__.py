@@ -20,7 +20,12 @@ ENGINES = {
     "external": "relax.engines.external:ExternalEngine",
 }
 
+CONTINUOUS = frozenset({"vllm", "external"})
+"""Engines that take requests while others are under way: many batches at once fill the room that
+the short responses of each leave."""
+
 __all__ = [
+    "CONTINUOUS",
     "ENGINES",
     "Engine",
     "FinishReason",

@@ -124,11 +124,10 @@ class Conversation:
 Generate = Callable[[Conversation], Awaitable[None]]
 
 
-def plain(engine: Engine, requests: Sequence[Request], params: SamplingParams) -> list[Sampled]:
-    """One turn each."""
+def plain(responses: Sequence[Response]) -> list[Sampled]:
+    """Responses of one turn each."""
     return [
-        Sampled(r.tokens, r.logp, [True] * len(r.tokens), r.finish_reason, 1)
-        for r in engine.sample(requests, params)
+        Sampled(r.tokens, r.logp, [True] * len(r.tokens), r.finish_reason, 1) for r in responses
     ]
 
 

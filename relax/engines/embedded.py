@@ -5,7 +5,7 @@ K cached positions, V vocabulary.
 """
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,13 @@ from transformers import DynamicCache
 
 from relax.engines import choice, decode_attention, kv_cache, published, weights
 from relax.engines.protocol import NotFiniteError, Request, Response, SamplingParams
-from relax.engines.stopping import StopStrings, check_prompts, listed, response_limits
+from relax.engines.stopping import (
+    StopStrings,
+    check_prompts,
+    check_stop,
+    listed,
+    response_limits,
+)
 from relax.errors import ArtifactError, ConfigError
 from relax.model_dir import read_config, weight_files
 
@@ -89,6 +95,7 @@ class TransformersEngine:
         """
         if self._model is None:
             raise ArtifactError("engine transformers: no policy is loaded; call load first")
+        check_stop(params, self._tokenizer, self._policy)
         check_prompts(requests, self._model.get_input_embeddings().num_embeddings)
         limits = response_limits(requests, params, published.context_len(self._config))
         responses = [Response([], [], "length") for _ in requests]
@@ -99,6 +106,13 @@ class TransformersEngine:
             for index, response in zip(batch, done, strict=True):
                 responses[index] = response
         return responses
+
+    def sample_batches(
+        self, batches: Sequence[Sequence[Request]], params: SamplingParams
+    ) -> Iterator[tuple[int, list[Response]]]:
+        """Sample one batch after another: each is bitwise what `sample` gives for it alone."""
+        for place, requests in enumerate(batches):
+            yield place, self.sample(requests, params)
 
     def close(self) -> None:
         """Forget the model."""
@@ -135,7 +149,7 @@ class _Decoding:
         ends = set(params.stop_token_ids) | (set() if params.ignore_eos else set(engine._eos_ids))
         vocab_size = self._model.get_input_embeddings().num_embeddings
         self._end_ids = np.array(sorted(x for x in ends if 0 <= x < vocab_size), dtype=np.int64)
-        self._stop = _stop_strings(engine, params)
+        self._stop = StopStrings(engine._tokenizer, params.stop) if params.stop else None
         self._logits_kept = {"logits_to_keep": 1} if "logits_to_keep" in engine._signature else {}
 
     def run(self, limit_B: np.ndarray, request_id_B: np.ndarray) -> list[Response]:
@@ -328,17 +342,6 @@ def _left_padded(prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
         token_UP[row, width - len(prompt) :] = torch.tensor(prompt)
         mask_UP[row, width - len(prompt) :] = True
     return token_UP, mask_UP
-
-
-def _stop_strings(engine: TransformersEngine, params: SamplingParams) -> StopStrings | None:
-    if not params.stop:
-        return None
-    if engine._tokenizer is None:
-        raise ConfigError(
-            f"sampling: stop = {params.stop!r} needs a tokenizer, and {engine._policy} has none; "
-            "use stop_token_ids or publish the tokenizer with the policy"
-        )
-    return StopStrings(engine._tokenizer, params.stop)
 
 
 def _check_causal(policy: Path, signature: set[str]) -> None:

@@ -6,18 +6,23 @@ import math
 import os
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
 from relax.engines import published
-from relax.engines.protocol import NotFiniteError, Request, Response, SamplingParams
-from relax.engines.stopping import check_prompts, listed, response_limits
+from relax.engines.batches import whole_batches
+from relax.engines.protocol import Request, Response, SamplingParams
+from relax.engines.stopping import check_prompts, check_stop, response_limits
 from relax.errors import ArtifactError, ConfigError
 from relax.model_dir import read_config, weight_files
 
 _log = logging.getLogger(__name__)
+
+REQUESTS_PER_SERVER = 256
+"""Requests that a server has at once: as many as vLLM batches by default (max_num_seqs)."""
+HEALTH_TIMEOUT_S = 30.0
 
 _FLAG = "rollout_external_engine_addrs"
 _START = (
@@ -70,7 +75,7 @@ class ExternalEngine:
 
     `addresses` are host:port or URLs. The servers see `policy` directories under the same path.
     A server that fails (no answer to a request within `timeout_s`, none to a health check within
-    `health_timeout_s`, or a 5xx) is left out until the next `load`, because after a restart it
+    HEALTH_TIMEOUT_S, or a 5xx) is left out until the next `load`, because after a restart it
     would hold other weights. `api_key_variable` names the environment variable with their key.
     """
 
@@ -79,17 +84,13 @@ class ExternalEngine:
         *,
         addresses: Sequence[str],
         timeout_s: float = 1800.0,
-        health_timeout_s: float = 30.0,
-        requests_per_server: int = 64,
         api_key_variable: str = "",
     ) -> None:
         if not addresses:
             raise ConfigError(f"{_FLAG} = []; name at least one host:port")
         key = os.environ.get(api_key_variable, "") if api_key_variable else ""
         self._all = [Server(address, key) for address in addresses]
-        self._requests_per_server = requests_per_server
         self._timeout_s = timeout_s
-        self._health_timeout_s = health_timeout_s
         self._down: set[str] = set()  # addresses
         self._infos: dict[str, dict[str, Any]] = {}  # address -> vLLM's model_config
 
@@ -116,9 +117,8 @@ class ExternalEngine:
         if not self._live():
             addresses = ", ".join(server.address for server in self._all)
             raise ConfigError(f"{_FLAG}: none of {addresses} can be used; {_START}")
-        tokenizer = published.load_tokenizer(policy)
-        self._has_tokenizer = tokenizer is not None
-        self._eos_ids = published.end_token_ids(policy, tokenizer)
+        self._tokenizer = published.load_tokenizer(policy)
+        self._eos_ids = published.end_token_ids(policy, self._tokenizer)
 
     def sample(self, requests: Sequence[Request], params: SamplingParams) -> list[Response]:
         """Sample one response a request, in the order of the requests.
@@ -129,35 +129,29 @@ class ExternalEngine:
             ConfigError: no server left (naming the request), or servers whose `--logprobs-mode`
                 does not give the log-probabilities that `params` need.
         """
+        ((_, responses),) = self.sample_batches([requests], params)
+        return responses
+
+    def sample_batches(
+        self, batches: Sequence[Sequence[Request]], params: SamplingParams
+    ) -> Iterator[tuple[int, list[Response]]]:
+        """Sample all batches at the same time; each comes with its place when its last one ends.
+
+        Raises what `sample` raises.
+        """
         if not self._infos:
             raise ArtifactError("engine external: no policy is loaded; call load first")
-        if params.stop and not self._has_tokenizer:
-            raise ConfigError(
-                f"sampling: stop = {params.stop!r} needs a tokenizer, and {self._policy} has none"
-            )
+        check_stop(params, self._tokenizer, self._policy)
         with ThreadPoolExecutor(len(self._all)) as pool:
             list(pool.map(self._check_one, self._live()))
         self._check_logp_mode(params)
         text_config = self._config.get("text_config", self._config)
+        requests = [request for batch in batches for request in batch]
         check_prompts(requests, text_config["vocab_size"])
         context = min(info["max_model_len"] for info in self._infos.values())
         limits = response_limits(requests, params, context)
-        # Requests with the same prompt go to the same server, which keeps it in its cache.
-        number = {p: i for i, p in enumerate(dict.fromkeys(x.prompt_tokens for x in requests))}
-        with ThreadPoolExecutor(self._requests_per_server * len(self._all)) as pool:
-            answers = pool.map(
-                lambda i: self._ask(i, number, requests[i], limits[i], params),
-                range(len(requests)),
-            )
-            responses = list(answers)
-        bad = [i for i, x in enumerate(responses) if not all(map(math.isfinite, x.logp))]
-        if bad:
-            raise NotFiniteError(
-                f"{self._policy}: log-probabilities are not finite for request {listed(bad)}; "
-                "the policy has diverged, go back to an earlier one",
-                bad,
-            )
-        return responses
+        answers = self._answers(requests, limits, params)
+        yield from whole_batches(batches, limits, answers, self._policy)
 
     def close(self) -> None:
         """Forget the servers; they stay up."""
@@ -170,7 +164,7 @@ class ExternalEngine:
         """Health, configuration, weights, cache and version of one server."""
         path, timeout_s = str(self._policy), self._timeout_s
         try:
-            server.call("/health", timeout_s=self._health_timeout_s)
+            server.call("/health", timeout_s=HEALTH_TIMEOUT_S)
             info = server.call("/server_info?config_format=json", timeout_s=timeout_s)
             body = {"method": "reload_weights", "kwargs": {"weights_path": path}}
             server.call("/collective_rpc", body, timeout_s=timeout_s)
@@ -186,13 +180,31 @@ class ExternalEngine:
     def _check_one(self, server: Server) -> None:
         """Leave out a server that is down or whose weights are no longer those we loaded."""
         try:
-            server.call("/health", timeout_s=self._health_timeout_s)
-            answer = server.call("/weight_info", timeout_s=self._health_timeout_s)
+            server.call("/health", timeout_s=HEALTH_TIMEOUT_S)
+            answer = server.call("/weight_info", timeout_s=HEALTH_TIMEOUT_S)
             version = answer["weight_version"]
             if version != str(self._policy):
                 raise ServerDown(f"it holds the weights {version!r} now, not {self._policy}")
         except ServerDown as error:
             self._leave_out(server, error)
+
+    def _answers(
+        self, requests: Sequence[Request], limits: Sequence[int], params: SamplingParams
+    ) -> Iterator[tuple[int, Response]]:
+        """(number of the request, response) as they are finished, of those that have room."""
+        # Requests with the same prompt go to the same server, which keeps it in its cache.
+        number = {p: i for i, p in enumerate(dict.fromkeys(x.prompt_tokens for x in requests))}
+        pool = ThreadPoolExecutor(REQUESTS_PER_SERVER * len(self._all))
+        try:
+            asked = {
+                pool.submit(self._ask, i, number, requests[i], limit, params): i
+                for i, limit in enumerate(limits)
+                if limit > 0
+            }
+            for answer in as_completed(asked):
+                yield asked[answer], answer.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
 
     def _ask(
         self,
@@ -203,8 +215,6 @@ class ExternalEngine:
         params: SamplingParams,
     ) -> Response:
         """Ask the servers in turn, beginning with the prompt's own."""
-        if limit == 0:
-            return Response([], [], "length")
         last: ServerDown | None = None
         first = number[request.prompt_tokens]
         for turn in range(len(self._all)):
@@ -245,8 +255,7 @@ class ExternalEngine:
 
     def _check_logp_mode(self, params: SamplingParams) -> None:
         """Full-vocabulary log-probs at the temperature, from what the servers were started with."""
-        is_cut = params.is_truncated or params.min_tokens > 0
-        is_tempered = params.temperature not in (0, 1)
+        is_cut, is_tempered = params.is_cut, params.temperature not in (0, 1)
         if is_cut and is_tempered:
             raise ConfigError(
                 f"{_FLAG}: a server has no log-probabilities of the full vocabulary for "

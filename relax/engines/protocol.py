@@ -1,6 +1,6 @@
 """What a sampling engine is: requests in, sampled tokens with their log-probabilities out."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
@@ -48,6 +48,11 @@ class SamplingParams:
         """Whether sampling is from less than the full vocabulary (`logp` never is)."""
         return self.temperature > 0 and (self.top_p < 1 or self.top_k > 0)
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether some token could not be sampled somewhere: by truncation or by `min_tokens`."""
+        return self.is_truncated or self.min_tokens > 0
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -72,11 +77,14 @@ class Response:
 
 
 class NotFiniteError(ArtifactError):
-    """Log-probabilities that are not finite, of the requests with these numbers."""
+    """Log-probabilities that are not finite, of the requests with these numbers.
 
-    def __init__(self, message: str, requests: Sequence[int]) -> None:
-        super().__init__(message, requests)  # both, so that it survives pickling
-        self.requests = tuple(requests)
+    `batch` is the place of their batch among several at the same time; None: the one under way.
+    """
+
+    def __init__(self, message: str, requests: Sequence[int], batch: int | None = None) -> None:
+        super().__init__(message, requests, batch)  # all, so that it survives pickling
+        self.requests, self.batch = tuple(requests), batch
 
     def __str__(self) -> str:
         return self.args[0]
@@ -91,6 +99,16 @@ class Engine(Protocol):
 
     def sample(self, requests: Sequence[Request], params: SamplingParams) -> list[Response]:
         """Sample one response a request, in the order of the requests."""
+        ...
+
+    def sample_batches(
+        self, batches: Sequence[Sequence[Request]], params: SamplingParams
+    ) -> Iterator[tuple[int, list[Response]]]:
+        """Sample batches; each comes with its place as it ends.
+
+        One after another where a response depends on its batch, else all at the same time. Raises
+        what `sample` raises.
+        """
         ...
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from relax.model_dir import INDEX, read_config, read_object, weight_files
+from relax.model_dir import INDEX, has_tokenizer, read_config, read_object, weight_files
 
 HEAD = "lm_head.weight"
 _COMPANIONS = {".json", ".jinja", ".model", ".py", ".tiktoken", ".txt"}
@@ -86,12 +86,6 @@ def end_token_ids(policy: Path, tokenizer: Any | None) -> tuple[int, ...]:
     if tokenizer is not None:
         ids = [*ids, tokenizer.eos_token_id]
     return tuple(sorted({int(x) for x in ids if x is not None}))
-
-
-def has_tokenizer(policy: Path) -> bool:
-    """Whether a tokenizer was published with the weights."""
-    names = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
-    return any((policy / name).is_file() for name in names)
 
 
 def load_tokenizer(policy: Path) -> Any | None:

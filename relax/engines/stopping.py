@@ -1,10 +1,12 @@
-"""When a response ends: end tokens, stop strings, limits."""
+"""When a response ends, and what engines refuse: requests they cannot sample, broken responses."""
 
+import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from relax.engines.protocol import Request, SamplingParams
-from relax.errors import ArtifactError
+from relax.engines.protocol import NotFiniteError, Request, Response, SamplingParams
+from relax.errors import ArtifactError, ConfigError
 
 
 class StopStrings:
@@ -61,7 +63,28 @@ def check_prompts(requests: Sequence[Request], vocab_size: int) -> None:
             )
 
 
-def listed(indices: Sequence[int], most: int = 8) -> str:
-    """Request numbers for an error line, the first few of them."""
-    shown = ", ".join(str(index) for index in indices[:most])
-    return shown if len(indices) <= most else f"{shown} ... ({len(indices)} in all)"
+def check_stop(params: SamplingParams, tokenizer: object | None, policy: Path) -> None:
+    """Refuse stop strings where no tokenizer can decode: `policy` was published without."""
+    if params.stop and tokenizer is None:
+        raise ConfigError(
+            f"sampling: stop = {params.stop!r} needs a tokenizer, and {policy} has none; "
+            "use stop_token_ids or publish the tokenizer with the policy"
+        )
+
+
+def check_finite(responses: Sequence[Response], policy: Path, batch: int = 0) -> None:
+    """Refuse responses with log-probabilities that are not finite, naming their requests."""
+    bad = [i for i, x in enumerate(responses) if not all(map(math.isfinite, x.logp))]
+    if bad:
+        raise NotFiniteError(
+            f"{policy}: log-probabilities are not finite for request {listed(bad)}; "
+            "the policy has diverged, go back to an earlier one",
+            bad,
+            batch,
+        )
+
+
+def listed(numbers: Sequence[int], most: int = 8) -> str:
+    """`3, 7, 9 ... (12 in all)`: numbers for an error line, the first few of them."""
+    shown = ", ".join(map(str, numbers[:most]))
+    return shown if len(numbers) <= most else f"{shown} ... ({len(numbers)} in all)"

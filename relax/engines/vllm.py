@@ -5,9 +5,8 @@ Shape letters: B rows of the batch, V vocabulary.
 
 import gc
 import importlib
-import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,11 @@ import torch
 from torch import Tensor
 
 from relax.engines import published
-from relax.engines.protocol import NotFiniteError, Request, Response, SamplingParams
-from relax.engines.stopping import check_prompts, listed, response_limits
+from relax.engines.batches import whole_batches
+from relax.engines.protocol import Request, Response, SamplingParams
+from relax.engines.stopping import check_prompts, check_stop, response_limits
 from relax.errors import ArtifactError, ConfigError
-from relax.model_dir import read_config, weight_files
+from relax.model_dir import has_tokenizer, read_config, weight_files
 
 # Read by vLLM when it is imported; what the user has set stays.
 _ENVIRONMENT = {
@@ -32,18 +32,32 @@ _CPU_ENVIRONMENT = {
     "TORCHDYNAMO_DISABLE": "1",  # else the first call compiles for 8-32 s
     "VLLM_CPU_KVCACHE_SPACE": "1",
 }
+# The sampler of vLLM's second model runner reports no log-probabilities but those of what is left
+# after top-k, top-p and min_tokens (at the temperature), or of the logits as they come.
+_CUT_ENVIRONMENT = {"VLLM_USE_V2_MODEL_RUNNER": "0"}
 
 
 class VLLMEngine:
     """Samples with vLLM; float32 on a CPU, bfloat16 on GPUs.
 
+    `max_model_len` is the longest prompt + response that will be asked for: what the cache must
+    hold at least, and the model's own limit (0) may be more than a GPU has room for. `is_cut` says
+    whether some call will ask for less than the whole distribution (SamplingParams.is_cut).
     `engine_options` go to `vllm.LLM` as they are (gpu_memory_utilization, max_num_seqs, ...).
     A response is fixed by its request's seed whatever its batch, up to the rounding of logits.
     vLLM replaces `torch.set_num_threads` in this process by a function that does nothing.
     """
 
-    def __init__(self, *, tensor_parallel_size: int = 1, **engine_options: object) -> None:
+    def __init__(
+        self,
+        *,
+        tensor_parallel_size: int = 1,
+        max_model_len: int = 0,
+        is_cut: bool = False,
+        **engine_options: object,
+    ) -> None:
         self._is_cpu = not torch.cuda.is_available()
+        self._max_model_len, self._is_cut = max_model_len, is_cut
         self._options = {
             "dtype": "float32" if self._is_cpu else "bfloat16",
             "enforce_eager": self._is_cpu,
@@ -73,14 +87,14 @@ class VLLMEngine:
             self._llm is not None
             and published.same_architecture(config, self._config)
             and "lm_head.weight" in names
-            and self._has_tokenizer == (tokenizer is not None)
+            and (self._tokenizer is None) == (tokenizer is None)
         ):
             self._reload(policy)
         else:
             self.close()
             self._llm = self._start(policy)
         self._policy, self._config, self._eos_ids = policy, config, eos_ids
-        self._has_tokenizer = tokenizer is not None
+        self._tokenizer = tokenizer
 
     def sample(self, requests: Sequence[Request], params: SamplingParams) -> list[Response]:
         """Sample one response a request, in the order of the requests.
@@ -90,32 +104,25 @@ class VLLMEngine:
                 that are not finite (naming the requests).
             ConfigError: stop strings with a policy that has no tokenizer.
         """
+        ((_, responses),) = self.sample_batches([requests], params)
+        return responses
+
+    def sample_batches(
+        self, batches: Sequence[Sequence[Request]], params: SamplingParams
+    ) -> Iterator[tuple[int, list[Response]]]:
+        """Sample all batches at the same time; each comes with its place when its last one ends.
+
+        Raises what `sample` raises.
+        """
         if self._llm is None:
             raise ArtifactError("engine vllm: no policy is loaded; call load first")
-        if params.stop and not self._has_tokenizer:
-            raise ConfigError(
-                f"sampling: stop = {params.stop!r} needs a tokenizer, and {self._policy} has none; "
-                "use stop_token_ids or publish the tokenizer with the policy"
-            )
+        check_stop(params, self._tokenizer, self._policy)
+        requests = [request for batch in batches for request in batch]
         model_config = self._llm.model_config
         check_prompts(requests, model_config.get_vocab_size())
         limits = response_limits(requests, params, model_config.max_model_len)
-        responses = [Response([], [], "length") for _ in requests]
-        asked = [i for i, limit in enumerate(limits) if limit > 0]
-        if not asked:
-            return responses
-        is_cut = params.is_truncated or params.min_tokens > 0
-        temperature = (params.temperature or 1.0) if is_cut else None
-        self._llm.collective_rpc("report_logp_of", args=(temperature,))
-        outputs = self._llm.generate(
-            [{"prompt_token_ids": list(requests[i].prompt_tokens)} for i in asked],
-            [self._vllm_params(requests[i].seed, limits[i], params) for i in asked],
-            use_tqdm=False,
-        )
-        for index, output in zip(asked, outputs, strict=True):
-            responses[index] = _response(output.outputs[0])
-        self._check_finite(responses)
-        return responses
+        answers = self._answers(requests, limits, params)
+        yield from whole_batches(batches, limits, answers, self._policy)
 
     def close(self) -> None:
         """Shut vLLM down and give back its memory."""
@@ -137,10 +144,41 @@ class VLLMEngine:
             raise
 
     def _start(self, policy: Path) -> Any:
-        for name, value in (_ENVIRONMENT | (_CPU_ENVIRONMENT if self._is_cpu else {})).items():
+        cpu, cut = _CPU_ENVIRONMENT, _CUT_ENVIRONMENT
+        wanted = _ENVIRONMENT | (cpu if self._is_cpu else {}) | (cut if self._is_cut else {})
+        for name, value in wanted.items():
             os.environ.setdefault(name, value)
-        options = {"skip_tokenizer_init": not published.has_tokenizer(policy), **self._options}
+        options = {"skip_tokenizer_init": not has_tokenizer(policy), **self._options}
+        # vLLM refuses more than the model's own limit; what does not fit is told by length.
+        if 0 < self._max_model_len <= published.context_len(read_config(policy)):
+            options["max_model_len"] = self._max_model_len
         return _vllm("vllm").LLM(model=str(policy), **options)
+
+    def _answers(
+        self, requests: Sequence[Request], limits: Sequence[int], params: SamplingParams
+    ) -> Iterator[tuple[int, Response]]:
+        """(number of the request, response) as they are finished, of those that have room."""
+        asked = [i for i, limit in enumerate(limits) if limit > 0]
+        if not asked:
+            return
+        temperature = (params.temperature or 1.0) if params.is_cut else None
+        self._llm.collective_rpc("report_logp_of", args=(temperature,))
+        engine = self._llm.llm_engine
+        ids = self._llm.enqueue(
+            [{"prompt_token_ids": list(requests[i].prompt_tokens)} for i in asked],
+            [self._vllm_params(requests[i].seed, limits[i], params) for i in asked],
+            use_tqdm=False,
+        )
+        # Outputs have the name without the letters that vLLM adds to make it unique.
+        number_of = {name.partition("-")[0]: i for name, i in zip(ids, asked, strict=True)}
+        try:
+            while engine.has_unfinished_requests():
+                for output in engine.step():
+                    if output.finished:
+                        yield number_of.pop(output.request_id), _response(output.outputs[0])
+        finally:
+            if number_of:
+                engine.abort_request(list(number_of))
 
     def _vllm_params(self, seed: int, limit: int, params: SamplingParams) -> Any:
         ends = {*params.stop_token_ids, *(() if params.ignore_eos else self._eos_ids)}
@@ -164,15 +202,6 @@ class VLLMEngine:
             output_kind=_vllm("vllm.sampling_params").RequestOutputKind.FINAL_ONLY,
         )
 
-    def _check_finite(self, responses: Sequence[Response]) -> None:
-        bad = [i for i, x in enumerate(responses) if not all(map(math.isfinite, x.logp))]
-        if bad:
-            raise NotFiniteError(
-                f"{self._policy}: log-probabilities are not finite for request {listed(bad)}; "
-                "the policy has diverged, go back to an earlier one",
-                bad,
-            )
-
 
 class WorkerExtension:
     """Methods that vLLM mixes into its workers (`worker_extension_cls`)."""
@@ -194,7 +223,8 @@ class WorkerExtension:
         if temperature is not None and not is_told:
             raise ConfigError(
                 "engine vllm: top_p, top_k and min_tokens need log-probabilities that this vLLM's "
-                "model runner cannot report; set VLLM_USE_V2_MODEL_RUNNER=0 or leave them unset"
+                "model runner cannot report; set the environment variable "
+                "VLLM_USE_V2_MODEL_RUNNER=0 or leave them unset"
             )
         if is_told:
             mode = "processed_logprobs" if temperature is None else "raw_logprobs"

@@ -12,8 +12,9 @@ from relax.schema import EVALS
 from relax.stages.engines import engines_for
 from relax.stages.metrics import metric_table
 from relax.stages.perform import Inputs, Warm
+from relax.stages.prompts import prompts_for
 from relax.stages.reward import check_finite, configured_verifier, verified
-from relax.stages.rollout import cut, prompts_for, seeded_requests
+from relax.stages.rollout import cut, seeded_requests
 from relax.stages.sampling import sampled
 from relax.store import Output
 
@@ -24,8 +25,7 @@ EVAL_SEED_STEP = -1
 def run(config: Config, inputs: Inputs, output: Output, warm: Warm) -> None:
     """Write the table `evals`: the answers of policy `step` to every held-out prompt."""
     tokenizer = load_tokenizer(config.model.hf_checkpoint)
-    path, known = config.evaluate.eval_prompt_data, inputs.run.sources["eval_prompts"]
-    prompts = list(prompts_for(config.data, path, known, tokenizer, warm).prompts)
+    prompts = list(prompts_for(inputs.run, "eval_prompts", tokenizer, warm).prompts)
     engines_for(inputs.run, inputs.step, warm)
     verify = configured_verifier(config.reward)
     answers, names = [], []

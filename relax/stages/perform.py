@@ -110,6 +110,8 @@ def _perform(inputs: Inputs, name: str, attempt: str, warm: Warm) -> Manifest | 
     manifest = _from_first(done(run, step, name) if _rank() == 0 else None)
     if manifest is not None:
         return manifest
+    if warm.engine is not None:
+        importlib.import_module("relax.stages.engines").make_room(stage, warm)
     if _rank() == 0 or stage.runs_on == "every rank":
         manifest = _compute(inputs, stage, attempt, warm, started)
     manifest = _from_first(manifest)

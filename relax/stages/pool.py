@@ -13,15 +13,23 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+from relax.engines import CONTINUOUS
 from relax.errors import ConfigError
-from relax.stages.shard_faults import EngineDied, EngineSilent, ShardFailed
+from relax.stages.shard_faults import EngineDied, EngineSilent, ShardFailed, told_of_load
 
 START_TIMEOUT_S = 600.0
+"""Least time that engines get to start and load; rollout_timeout_s where that is more."""
+END_TIMEOUT_S = 30.0
+"""Time that an idle engine gets to give back its memory and end."""
+RANK_VARIABLES = frozenset(
+    ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+)
+"""What says which rank of a job this is: an engine is none, and must not look for the others."""
 
 
 @dataclass
@@ -31,6 +39,10 @@ class Child:
     number: int
     process: subprocess.Popen
     pipe: Connection
+    unfinished: list[int] = field(default_factory=list)
+    """Numbers of the shards that it is at."""
+    deadline: float = 0.0
+    """time.monotonic() by which it must have ended the next of them."""
 
     def send(self, command: str, *arguments: Any) -> None:
         """Ask for something. A process that is dead says so when its answer is read."""
@@ -41,11 +53,12 @@ class Child:
         """How it ended; it must have."""
         return EngineDied(self.number, self.process.wait())
 
-    def kill(self) -> None:
-        """End it at once."""
+    def end(self) -> None:
+        """Wait for its end, which it begins when the pipe is closed; kill what is busy or stuck."""
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(0 if self.unfinished else END_TIMEOUT_S)
         self.process.kill()
         self.process.wait()
-        self.pipe.close()
 
 
 class EnginePool:
@@ -70,7 +83,10 @@ class EnginePool:
         self._children: list[Child] = []
 
     def load(self, policy: Path) -> None:
-        """Take the weights in `policy` in every engine; raises what the first to fail raised."""
+        """Take the weights in `policy` in every engine.
+
+        Raises what the first to fail raised; all are ended then.
+        """
         if not self._children:
             self._children = [self._start(n, gpus) for n, gpus in enumerate(self._gpus)]
         for place, child in enumerate(self._children):
@@ -80,52 +96,79 @@ class EnginePool:
         for child in self._children:
             child.send("load", str(policy))
         for child in self._children:
-            kind, content = self._answer(child, START_TIMEOUT_S)
+            kind, content = self._answer(child, max(START_TIMEOUT_S, self._timeout_s))
             if kind == "error":
-                raise content
+                self._kill()
+                self.close()
+                raise told_of_load(content, str(policy)) from content
 
     def run(self, shards: Sequence[Any]) -> Iterator[tuple[int, Any]]:
         """Sample shards; each is given back as it ends. Raises ShardFailed, at the very end."""
         waiting, idle = deque(shards), deque(self._children)
-        busy: dict[Connection, tuple[Child, int, float]] = {}
+        turn = self._turn(shards)
+        busy: list[Child] = []
         failed: ShardFailed | None = None
         while busy or (waiting and failed is None):
             while waiting and idle and failed is None:
-                child, shard = idle.popleft(), waiting.popleft()
-                child.send("run", shard)
-                busy[child.pipe] = child, shard.number, time.monotonic() + self._timeout_s
-            for child, number, answer in self._ready(busy):
-                del busy[child.pipe]
-                kind, content = answer
+                child = idle.popleft()
+                self._ask(child, [waiting.popleft() for _ in range(min(turn, len(waiting)))])
+                busy.append(child)
+            for child, (kind, content) in self._ready(busy):
                 if kind == "error":
-                    failed = failed or ShardFailed(number, content)
-                else:
+                    busy.remove(child)
+                    failed = failed or ShardFailed(*content)
+                    continue
+                child.unfinished.remove(content[0])
+                child.deadline = time.monotonic() + self._timeout_s
+                if not child.unfinished:
+                    busy.remove(child)
                     idle.append(child)
-                    yield number, content
+                yield content
         if failed is not None:
             raise failed
 
     def close(self) -> None:
         """End the processes."""
         for child in self._children:
-            child.kill()
+            child.pipe.close()
+        for child in self._children:
+            child.end()
         self._children = []
 
-    def _ready(
-        self, busy: dict[Connection, tuple[Child, int, float]]
-    ) -> list[tuple[Child, int, tuple[str, Any]]]:
-        """Wait for the next to answer, die or run out of time."""
-        soonest = min(deadline for _, _, deadline in busy.values())
-        ready = wait(list(busy), timeout=max(0.0, soonest - time.monotonic()))
-        found = []
-        for pipe, (child, number, deadline) in list(busy.items()):
-            if pipe in ready:
-                found.append((child, number, self._answer(child, 0.0)))
-            elif time.monotonic() >= deadline:
+    def _kill(self) -> None:
+        for child in self._children:
+            child.process.kill()
+
+    def _turn(self, shards: Sequence[Any]) -> int:
+        """Shards that an engine is asked for at once: its share, where it samples them together."""
+        if self._name not in CONTINUOUS or not shards or shards[0].generate:
+            return 1
+        return -(-len(shards) // len(self._children))
+
+    def _ask(self, child: Child, shards: Sequence[Any]) -> None:
+        child.unfinished = [shard.number for shard in shards]
+        child.deadline = time.monotonic() + self._timeout_s
+        child.send("run", shards)
+
+    def _ready(self, busy: Sequence[Child]) -> list[tuple[Child, tuple[str, Any]]]:
+        """Wait for the next to end a shard, die or run out of time.
+
+        An error comes with the number of the shard.
+        """
+        soonest = min(child.deadline for child in busy)
+        pipes = [child.pipe for child in busy]
+        ready = wait(pipes, timeout=max(0.0, soonest - time.monotonic()))
+        found: list[tuple[Child, tuple[str, Any]]] = []
+        for child in busy:
+            if child.pipe in ready:
+                kind, content = self._answer(child, 0.0)
+                if isinstance(content, EngineDied):
+                    content = child.unfinished[0], content
+                found.append((child, (kind, content)))
+            elif time.monotonic() >= child.deadline:
                 child.process.kill()
-                found.append(
-                    (child, number, ("error", EngineSilent(child.number, self._timeout_s)))
-                )
+                silent = EngineSilent(child.number, self._timeout_s)
+                found.append((child, ("error", (child.unfinished[0], silent))))
         return found
 
     def _answer(self, child: Child, timeout_s: float) -> tuple[str, Any]:
@@ -140,14 +183,15 @@ class EnginePool:
     def _start(self, number: int, gpus: str | None) -> Child:
         """`python -m relax.stages.serving`, at the other end of a socket pair."""
         ours, theirs = socket.socketpair()
-        environment = os.environ | ({} if gpus is None else {"CUDA_VISIBLE_DEVICES": gpus})
+        environment = {k: v for k, v in os.environ.items() if k not in RANK_VARIABLES}
+        environment |= {} if gpus is None else {"CUDA_VISIBLE_DEVICES": gpus}
         environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
         process = subprocess.Popen(
             [sys.executable, "-m", "relax.stages.serving", str(theirs.fileno())],
             env=environment,
             pass_fds=(theirs.fileno(),),
             stdin=subprocess.DEVNULL,
-            stdout=sys.stderr.fileno() if _has_fileno(sys.stderr) else None,
+            stdout=2,  # what an engine prints is for the log
         )
         theirs.close()
         pipe = Connection(ours.detach())
@@ -172,12 +216,3 @@ def gpu_groups(num_engines: int, gpus_per_engine: int) -> list[str | None]:
         ",".join(devices[i * gpus_per_engine : (i + 1) * gpus_per_engine])
         for i in range(num_engines)
     ]
-
-
-def _has_fileno(stream: Any) -> bool:
-    """Tests put a stream without a file in the place of stderr."""
-    try:
-        stream.fileno()
-    except (OSError, ValueError, AttributeError):
-        return False
-    return True

@@ -12,17 +12,18 @@ import numpy as np
 import pyarrow as pa
 
 from relax.algorithms.metrics import length_metrics, repetition_frac
-from relax.config import Config, DataSection, RolloutSection
+from relax.config import Config, RolloutSection
 from relax.data.order import Draw, draw
-from relax.data.prompts import Prompt, PromptSource, load_prompts, load_tokenizer
+from relax.data.prompts import Prompt, PromptSource, load_tokenizer
 from relax.data.seeds import response_seed
 from relax.engines import Request, SamplingParams
 from relax.engines.conversation import Sampled
 from relax.errors import ArtifactError
 from relax.schema import IDS_PER_STEP, PROMPTS, RESPONSES
-from relax.stages.engines import Shard, engines_for
+from relax.stages.engines import Shard, engines_for, sampling_params
 from relax.stages.metrics import metric_table
 from relax.stages.perform import Inputs, Unfinished, Warm
+from relax.stages.prompts import prompts_for
 from relax.stages.rounds import first_draw, prompts_per_round, round_of
 from relax.stages.sampling import Watch, sampled
 from relax.store import Output, Run, rows
@@ -57,13 +58,11 @@ def run(config: Config, inputs: Inputs, output: Output, warm: Warm) -> None:
     run, step = inputs.run, inputs.step
     start = time.perf_counter()
     tokenizer = load_tokenizer(config.model.hf_checkpoint)
-    source = prompts_for(
-        config.data, config.data.prompt_data, run.sources["prompts"], tokenizer, warm
-    )
+    source = prompts_for(run, "prompts", tokenizer, warm)
     groups = groups_of(config, run, step, round_of(output.stage), source)
     output.measure("seconds/prompts", time.perf_counter() - start)
 
-    responses = sample_groups(config, inputs, output, warm, groups=groups, tokenizer=tokenizer)
+    responses = sample_groups(inputs, output, warm, groups, tokenizer)
     output.write("prompts", prompt_table(groups))
     output.write("responses", responses)
     output.notes["prompt stream"] = {
@@ -97,56 +96,51 @@ def groups_of(config: Config, run: Run, step: int, number: int, source: PromptSo
 
 
 def sample_groups(
-    config: Config,
-    inputs: Inputs,
-    output: Output,
-    warm: Warm,
-    *,
-    groups: Groups,
-    tokenizer: Any,
+    inputs: Inputs, output: Output, warm: Warm, groups: Groups, tokenizer: Any
 ) -> pa.Table:
     """The table `responses`: finished shards are read, the others sampled and kept one by one.
 
     Raises Unfinished when shards are left, to others or as this attempt was asked to stop.
     """
-    settings, size = config.rollout, groups.size
-    params = sampling_params(settings)
-    shards = cut(groups.requests, settings.rollout_shard_groups * size, params, config)
+    config = inputs.run.config
+    most = config.rollout.rollout_shard_groups * groups.size
+    shards = cut(groups.requests, most, sampling_params(config.rollout), config)
     parts = Parts(output, "responses")
-    found = {s.number: parts.read(s.number) for s in shards} if len(shards) > 1 else {}
-    tables = {number: table for number, table in found.items() if table is not None}
+    tables = finished_shards(parts, shards)
     mine = range(len(shards)) if inputs.shards is None else inputs.shards
     missing = [s for s in shards if s.number not in tables and s.number in mine]
     if missing:
-        start = time.perf_counter()
-        engines_for(inputs.run, inputs.step, warm)
-        output.measure("seconds/load", time.perf_counter() - start)
-    watch = Watch(
-        f"{output.stage} {groups.step}",
-        len(groups.requests),
-        sum(table.num_rows for table in tables.values()),
-    )
-    for number, responses in sampled(
-        warm,
-        missing,
-        where=f"{output.stage}: step {groups.step}",
-        prompt_ids=[prompt.prompt_id for prompt in groups.prompts],
-        size=size,
-    ):
+        load_engines(inputs, output, warm)
+    reused = sum(table.num_rows for table in tables.values())
+    watch = Watch(f"{output.stage} {groups.step}", len(groups.requests), reused)
+    where, ids = f"{output.stage}: step {groups.step}", [p.prompt_id for p in groups.prompts]
+    for number, responses in sampled(warm, missing, where=where, prompt_ids=ids, size=groups.size):
         shard = shards[number]
         watch.add(shard, responses)
-        tables[number] = response_table(groups, shard, responses, settings, tokenizer)
+        tables[number] = response_table(groups, shard, responses, config.rollout, tokenizer)
         if len(shards) > 1:
             parts.commit(number, tables[number])
             if inputs.stop():
                 break
     watch.measure(output)
-    for shard in shards:  # those of others, finished meanwhile
-        if shard.number not in tables and (table := parts.read(shard.number)) is not None:
-            tables[shard.number] = table
+    # Those of others, finished meanwhile.
+    tables |= finished_shards(parts, [s for s in shards if s.number not in tables])
     if len(tables) < len(shards):
         raise Unfinished
     return pa.concat_tables([tables[s.number] for s in shards]).combine_chunks()
+
+
+def finished_shards(parts: Parts, shards: Sequence[Shard]) -> dict[int, pa.Table]:
+    """Number -> table of those of `shards` that were kept."""
+    found = {shard.number: parts.read(shard.number) for shard in shards}
+    return {number: table for number, table in found.items() if table is not None}
+
+
+def load_engines(inputs: Inputs, output: Output, warm: Warm) -> None:
+    """Engines with the policy of the step, and how long that took."""
+    start = time.perf_counter()
+    engines_for(inputs.run, inputs.step, warm)
+    output.measure("seconds/load", time.perf_counter() - start)
 
 
 def cut(requests: list[Request], most: int, params: SamplingParams, config: Config) -> list[Shard]:
@@ -192,42 +186,6 @@ def seeded_requests(prompts: list[Prompt], size: int, seed: int, step: int) -> l
     return requests
 
 
-def sampling_params(settings: RolloutSection) -> SamplingParams:
-    """What the engine is asked for in a training rollout."""
-    return SamplingParams(
-        temperature=settings.rollout_temperature,
-        top_p=settings.rollout_top_p,
-        top_k=settings.rollout_top_k,
-        max_response_len=settings.rollout_max_response_len,
-        min_tokens=settings.rollout_min_tokens,
-        stop=settings.rollout_stop,
-        stop_token_ids=settings.rollout_stop_token_ids,
-        ignore_eos=settings.rollout_ignore_eos,
-        max_context_len=settings.rollout_max_context_len,
-    )
-
-
-def prompts_for(
-    settings: DataSection, path: str, expected: str, tokenizer, warm: Warm
-) -> PromptSource:
-    """The prompts of `path`, read once a process; ArtifactError when they are not as `expected`."""
-    if path not in warm.prompts:
-        source = load_prompts(
-            path,
-            tokenizer,
-            input_key=settings.input_key,
-            label_key=settings.label_key,
-            apply_chat_template=settings.apply_chat_template,
-            max_prompt_len=settings.rollout_max_prompt_len,
-            overlong=settings.overlong_prompt,
-            prompt_template=settings.prompt_template or None,
-        )
-        if source.content_hash != expected:
-            raise ArtifactError(f"{path}: changed since the run began; put the old file back")
-        warm.prompts[path] = source
-    return warm.prompts[path]
-
-
 def prompt_table(groups: Groups) -> pa.Table:
     """One row a group."""
     prompts, count = groups.prompts, len(groups.prompts)
@@ -258,7 +216,6 @@ def response_table(
     texts = tokenizer.batch_decode(
         [r.tokens for r in responses], skip_special_tokens=settings.rollout_skip_special_tokens
     )
-    is_cut = shard.params.is_truncated or shard.params.min_tokens > 0
     return RESPONSES.table(
         sample_id=[first + i for i in places],
         group_id=[first + i // size for i in places],
@@ -274,5 +231,5 @@ def response_table(
         finish_reason=[r.finish_reason for r in responses],
         truncated=[r.finish_reason == "length" for r in responses],
         num_turns=[r.num_turns for r in responses],
-        full_support=[not is_cut] * count,
+        full_support=[not shard.params.is_cut] * count,
     )

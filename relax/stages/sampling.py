@@ -44,7 +44,7 @@ class Watch:
     def __init__(self, name: str, asked: int, reused: int) -> None:
         self.name, self.asked, self.reused = name, asked, reused
         self.done, self.tokens, self.longest, self.cached = reused, 0, 0, 0
-        self.slowest_s = 0.0
+        self.longest_wait_s = 0.0
         self._start = self._last = self._spoke = time.perf_counter()
         if reused:
             print(f"{name}: {reused}/{asked} responses were finished before", file=sys.stderr)
@@ -59,7 +59,7 @@ class Watch:
         self.cached = max(
             self.cached, sum(len(r.prompt_tokens) for r in shard.requests) + sum(lengths)
         )
-        self.slowest_s, self._last = max(self.slowest_s, now - self._last), now
+        self.longest_wait_s, self._last = max(self.longest_wait_s, now - self._last), now
         if now - self._spoke >= LINE_EVERY_S:
             self._spoke = now
             print(
@@ -79,7 +79,7 @@ class Watch:
         if self.done == self.reused:
             return
         output.measure("seconds/sample", time.perf_counter() - self._start)
-        output.measure("seconds/slowest shard", self.slowest_s)
+        output.measure("seconds/longest wait for a shard", self.longest_wait_s)
         output.measure("tokens/s", self.rate())
         output.measure("tokens/longest response", self.longest)
         output.measure("tokens/largest cache", self.cached)

@@ -9,23 +9,27 @@ import time
 import traceback
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
-from relax.engines import open_engine
+import torch
+
+from relax.engines import CONTINUOUS, open_engine
 from relax.errors import ArtifactError, ConfigError
 from relax.stages.engines import answered
-from relax.stages.shard_faults import EngineFault, brief, is_out_of_memory
+from relax.stages.shard_faults import EngineFault, ShardFailed, brief, is_out_of_memory
 from relax.trainer.numerics import make_deterministic
 
 PARENT_EVERY_S = 1.0
 
 
 def main() -> None:
-    """Answer (command, arguments) until the pipe ends."""
+    """Answer (command, arguments) until the pipe ends: a load once, shards one by one."""
     _end_with_parent()
     pipe = Connection(int(sys.argv[1]))
     name, options, num_threads = pipe.recv()
-    make_deterministic(num_threads)
+    if name in CONTINUOUS:  # torch's deterministic mode would refuse operations of theirs
+        torch.set_num_threads(num_threads)
+    else:
+        make_deterministic(num_threads)
     engine = None
     while True:
         try:
@@ -36,13 +40,16 @@ def main() -> None:
             if command == "load":
                 engine = engine or open_engine(name, **options)
                 engine.load(Path(*arguments))
-                answer: tuple[str, Any] = ("done", None)
+                pipe.send(("done", None))
             else:
                 assert engine is not None
-                answer = ("done", answered(engine, *arguments))
+                for done in answered(engine, *arguments):
+                    pipe.send(("done", done))
+        except ShardFailed as failed:
+            assert isinstance(failed.why, Exception)
+            pipe.send(("error", (failed.number, _portable(failed.why))))
         except Exception as error:  # goes to the parent, which raises it
-            answer = ("error", _portable(error))
-        pipe.send(answer)
+            pipe.send(("error", _portable(error)))
     if engine is not None:
         engine.close()
 

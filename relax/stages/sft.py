@@ -11,7 +11,7 @@ from relax.data.order import draw
 from relax.data.prompts import Prompt, load_tokenizer
 from relax.stages.metrics import metric_table
 from relax.stages.perform import Inputs, Warm
-from relax.stages.rollout import prompts_for
+from relax.stages.prompts import prompts_for
 from relax.stages.training import (
     Learners,
     Metrics,
@@ -27,8 +27,7 @@ def run(config: Config, inputs: Inputs, output: Output, warm: Warm) -> None:
     """Write the table `metrics` and publish the new policy."""
     tokenizer = load_tokenizer(config.model.hf_checkpoint)
     run = inputs.run
-    path, known = config.data.prompt_data, run.sources["prompts"]
-    prompts = prompts_for(config.data, path, known, tokenizer, warm).prompts
+    prompts = prompts_for(run, "prompts", tokenizer, warm).prompts
     assert isinstance(tokenizer.eos_token_id, int)
     sequences = [label_sequence(p, tokenizer) for p in prompts]
 

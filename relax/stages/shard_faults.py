@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from relax.engines import NotFiniteError
+from relax.engines.stopping import listed
 from relax.errors import ArtifactError, ConfigError
 
 KEPT = "finished groups are kept: the same command samples only the rest"
@@ -73,6 +74,26 @@ def told(failed: ShardFailed, where: str, prompt_ids: Sequence[int], size: int) 
     return why
 
 
+def told_of_load(why: BaseException, policy: str) -> BaseException:
+    """The error for the user where an engine could not take a policy; others as they are."""
+    if is_out_of_memory(why):
+        return ArtifactError(
+            f"{policy}: out of memory while an engine loaded it: {brief(why)}; give an engine more "
+            "GPUs, or lower rollout_gpu_memory_utilization (vllm)"
+        )
+    if isinstance(why, EngineDied):
+        return ArtifactError(
+            f"{policy}: the process of engine {why.engine} died while it loaded this "
+            f"({ending(why.code)}); see its last lines above"
+        )
+    if isinstance(why, EngineSilent):
+        return ArtifactError(
+            f"{policy}: engine {why.engine} did not load this within {why.timeout_s:g} s and was "
+            "ended; raise rollout_timeout_s"
+        )
+    return why
+
+
 def ending(code: int | None) -> str:
     """An exit status in words."""
     if code == -9:
@@ -86,9 +107,3 @@ def brief(error: BaseException) -> str:
     """The first line of an error's text."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return lines[0][:200]
-
-
-def listed(numbers: Sequence[int], most: int = 8) -> str:
-    """`3, 7, 9 ... (12 in all)`."""
-    shown = ", ".join(map(str, numbers[:most]))
-    return shown if len(numbers) <= most else f"{shown} ... ({len(numbers)} in all)"

@@ -6,8 +6,7 @@ import hashlib
 from collections.abc import Iterable
 from pathlib import Path
 
-from relax.errors import ArtifactError
-from relax.model_dir import read_config, read_header, weight_files
+from relax.model_dir import check_tokenizer, read_config, read_header, weight_files
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -19,7 +18,9 @@ TOKENIZER_FILES = (
     "merges.txt",
     "tokenizer.model",
     "chat_template.jinja",
+    "spiece.model",
 )
+"""All that text becomes tokens by, in the order of the hash."""
 
 
 def model_fingerprint(directory: str | Path) -> str:
@@ -38,13 +39,8 @@ def model_fingerprint(directory: str | Path) -> str:
 def tokenizer_hash(directory: str | Path) -> str:
     """sha256 over the tokenizer's files; ArtifactError where there are none."""
     directory = Path(directory)
-    present = [directory / name for name in TOKENIZER_FILES if (directory / name).exists()]
-    if not any(p.name not in ("tokenizer_config.json", "chat_template.jinja") for p in present):
-        raise ArtifactError(
-            f"{directory}: no tokenizer; looked for {', '.join(TOKENIZER_FILES)}; "
-            "copy the tokenizer's files beside the model"
-        )
-    return _digest(present)
+    check_tokenizer(directory)
+    return _digest(directory / name for name in TOKENIZER_FILES if (directory / name).exists())
 
 
 def _digest(paths: Iterable[Path]) -> str:

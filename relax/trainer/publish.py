@@ -4,6 +4,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -21,6 +22,7 @@ from relax.trainer.sharded import ShardedModel
 
 # A file is split off at this size; a rank holds one rank's share of them at a time.
 FILE_BYTES = 4 * 2**30
+HASH_THREADS = 8
 
 
 def write(model: ShardedModel, directory: Path, dtype: str) -> str:
@@ -54,7 +56,10 @@ def weights_hash(model: ShardedModel, dtype: str) -> str:
 def policy_hash(directory: Path) -> str:
     """sha256 over one line per tensor, in name order: name, dtype, shape, sha256 of the bytes."""
     files = ModelFiles(Path(directory))
-    return _combine([[_line(name, files.tensor(name)) for name in files.names()]])
+    with ThreadPoolExecutor(HASH_THREADS) as pool:  # sha256 and page faults hold no lock of Python
+        return _combine(
+            [list(pool.map(lambda name: _line(name, files.tensor(name)), files.names()))]
+        )
 
 
 def first_difference(model: ShardedModel, directory: Path, dtype: str) -> str:

@@ -7,7 +7,16 @@ import pytest
 from safetensors.numpy import save_file
 
 from relax.errors import ArtifactError
-from relax.model_dir import INDEX, all_shapes, read_config, weight_files
+from relax.model_dir import (
+    INDEX,
+    VOCABULARIES,
+    all_shapes,
+    check_tokenizer,
+    has_tokenizer,
+    read_config,
+    weight_files,
+)
+from relax.store.fingerprint import tokenizer_hash
 
 FILES = {"a.safetensors": ["embed", "head"], "b.safetensors": ["norm"]}
 SHAPES = {"embed": [3, 2], "head": [3, 2], "norm": [2]}
@@ -94,3 +103,15 @@ def test_a_file_without_its_tensor(sharded):
     (sharded / INDEX).write_text(json.dumps(where))
     said = "a.safetensors: tensor norm is in the index but not in the file"
     assert error_of(weight_files, sharded).endswith(said)
+
+
+@pytest.mark.parametrize("name", VOCABULARIES)
+def test_a_tokenizer_is_one_of_its_files(tmp_path, name):
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    assert not has_tokenizer(tmp_path)
+    with pytest.raises(ArtifactError, match=r"no tokenizer; looked for tokenizer.json, .* copy"):
+        check_tokenizer(tmp_path)
+    (tmp_path / name).write_text("")
+    assert has_tokenizer(tmp_path)
+    check_tokenizer(tmp_path)
+    assert len(tokenizer_hash(tmp_path)) == 64

@@ -6,10 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from relax.data.prompts import Prompt, content_hash, load_prompts, load_tokenizer
+from relax.data.prompts import Prompt, keep_short, load_tokenizer, read_prompts
 from relax.errors import ArtifactError, ConfigError
 
 GSM8K = Path(__file__).parents[3] / "../shared/data/gsm8k"
+
+
+def load_prompts(path, tokenizer, *, max_prompt_len, overlong, **settings):
+    prompts = read_prompts(path, tokenizer, **settings)
+    return keep_short(path, prompts, max_prompt_len=max_prompt_len, overlong=overlong)
 
 
 def load(tmp_path, tokenizer, rows, **changes):
@@ -45,7 +50,6 @@ def test_plain_prompts(tmp_path, tokenizer):
         Prompt(prompt_id=1, text="a b", tokens=(13, 39, 14), label=" 7 "),
     )
     assert source.dropped == 0
-    assert source.content_hash == content_hash(tmp_path / "a.jsonl")
 
 
 def test_long_prompts_are_dropped_and_counted_and_ids_stay(tmp_path, tokenizer):
@@ -206,7 +210,7 @@ def test_load_tokenizer_names_what_it_looked_for(tmp_path):
         load_tokenizer(tmp_path)
     assert str(caught.value) == (
         f"{tmp_path}: no tokenizer; looked for tokenizer.json, tokenizer.model, vocab.json, "
-        "spiece.model: copy the model's tokenizer files there"
+        "vocab.txt, spiece.model: copy the model's tokenizer files there"
     )
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(ArtifactError, match="the tokenizer cannot be loaded: ") as caught:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from relax.doctor.plan import engine_fact
 from relax.doctor.settings import checked, warnings_of
 from relax.errors import ConfigError
 from relax.flags import load_config
@@ -73,3 +74,52 @@ def test_settings_without_effect_are_warned_of(given, said):
 def test_a_missing_file_is_named(tmp_path):
     (line,) = refused(custom_loss_path=f"{tmp_path}/none.py:loss")
     assert line.startswith("--custom-loss-path = ") and "no file" in line
+
+
+def test_a_time_limit_that_nothing_keeps_is_told():
+    given = {"rollout_timeout_s": 60.0}
+    (line,) = warnings_of(load_config(None, given))
+    assert line.startswith("rollout.rollout_timeout_s = 60: no effect on an engine in the stage's")
+    assert line.endswith("set rollout_num_engines = 1")
+    assert warnings_of(load_config(None, {**given, "rollout_num_engines": 1})) == []
+    assert warnings_of(load_config(None, {**given, "rollout_engine": "vllm"})) == []
+    assert warnings_of(load_config(None, {})) == []
+
+
+EIGHT = {
+    "rollout_placement": "job",
+    "rollout_allocation": "gpu",
+    "allocations": {"gpu": {"gpus_per_node": 8, "tasks_per_node": 8}},
+    "rollout_engine": "vllm",
+}
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (
+            {},
+            "vllm, 1 of 8 GPUs of a node sample; "
+            "rollout_num_engines says how many engines there are",
+        ),
+        ({"rollout_num_engines": 8}, "vllm, 8 of 8 GPUs of a node sample"),
+        (
+            {"rollout_num_engines": 4, "rollout_num_gpus_per_engine": 2},
+            "vllm, 8 of 8 GPUs of a node sample",
+        ),
+        ({"rollout_placement": "inline"}, "vllm"),
+    ],
+)
+def test_the_plan_says_how_many_gpus_sample(given, told):
+    assert engine_fact(load_config(None, {**EIGHT, **given})) == told
+
+
+def test_more_engines_than_gpus():
+    (line,) = [
+        line
+        for line in refused(**EIGHT, rollout_num_engines=5, rollout_num_gpus_per_engine=2)
+        if "engines" in line
+    ]
+    assert line == (
+        "--rollout-num-engines = 5: 10 GPUs, 2 an engine; a node of the allocation 'gpu' has 8"
+    )

@@ -105,7 +105,7 @@ async def two_turns(conversation):
 def test_one_turn_is_a_plain_response(engine, tokenizer):
     params = SamplingParams(max_response_len=12)
     assert converse(engine, requests_of(), params, one_turn, tokenizer) == plain(
-        engine, requests_of(), params
+        engine.sample(requests_of(), params)
     )
 
 

@@ -1,4 +1,6 @@
+import os
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -7,12 +9,12 @@ from transformers import AutoModelForCausalLM
 
 from relax.engines import Request, SamplingParams
 from relax.engines.embedded import TransformersEngine
-from relax.errors import ArtifactError
+from relax.errors import ArtifactError, ConfigError
 
 pytest.importorskip("vllm")
 pytestmark = pytest.mark.integration
 
-from relax.engines.vllm import VLLMEngine  # noqa: E402
+from relax.engines.vllm import VLLMEngine, WorkerExtension  # noqa: E402
 
 EOS = 1
 RAGGED = [tuple(range(10, 10 + length)) for length in (3, 11, 1, 7, 7, 5)]
@@ -187,6 +189,71 @@ def test_limits_and_empty_responses_are_data(engine, policies):
     # A minimum beyond the limit: the whole response is the minimum.
     params = SamplingParams(max_response_len=4, min_tokens=9)
     assert [len(x.tokens) for x in engine.sample(requests[3:], params)] == [4]
+
+
+def test_batches_at_the_same_time_come_as_they_end(engine, policies):
+    engine.load(policies[True, 1])
+    params = SamplingParams(max_response_len=40, ignore_eos=True, max_context_len=48)
+    # The first has the most room and ends last; the second has none.
+    batches = [
+        requests_of([(5,) * 8]),
+        requests_of([(5,) * 60]),
+        requests_of([(5,) * 40, (6,) * 44]),
+    ]
+    found = list(engine.sample_batches(batches, params))
+    assert [place for place, _ in found] == [1, 2, 0]
+    assert [[len(x.tokens) for x in responses] for _, responses in found] == [[0], [8, 4], [40]]
+    for place, responses in found:
+        alone = engine.sample(batches[place], params)
+        assert [x.tokens for x in responses] == [x.tokens for x in alone]
+
+
+def test_batches_that_nobody_waits_for_are_given_up(engine, policies):
+    engine.load(policies[True, 1])
+    params = SamplingParams(max_response_len=200, ignore_eos=True, max_context_len=202)
+    found = engine.sample_batches([requests_of([(5,)]), requests_of([(5,) * 201])], params)
+    assert next(found)[0] == 1
+    found.close()
+    assert not engine._llm.llm_engine.has_unfinished_requests()
+
+
+@pytest.mark.parametrize(("asked", "given"), [(64, 64), (1000, 256)])
+def test_the_cache_holds_what_will_be_asked_for(policies, asked, given):
+    engine = VLLMEngine(max_model_len=asked)
+    try:
+        engine.load(policies[True, 1])
+        assert engine._llm.model_config.max_model_len == given
+        (response,) = engine.sample(
+            [Request((5,) * 60, seed=1)], SamplingParams(max_response_len=400, ignore_eos=True)
+        )
+        assert len(response.tokens) == given - 60
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize(("is_cut", "runner"), [(True, "0"), (False, None)])
+def test_a_cut_distribution_asks_for_the_runner_that_reports_the_whole(
+    policies, monkeypatch, is_cut, runner
+):
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "so that it is put back")
+    monkeypatch.delenv("VLLM_USE_V2_MODEL_RUNNER")
+    seen = {}
+
+    class Started:
+        def __init__(self, **options):
+            seen["runner"] = os.environ.get("VLLM_USE_V2_MODEL_RUNNER")
+
+    monkeypatch.setattr("relax.engines.vllm._vllm", lambda _: SimpleNamespace(LLM=Started))
+    VLLMEngine(is_cut=is_cut).load(policies[True, 1])
+    assert seen["runner"] == runner
+
+
+def test_a_runner_that_cannot_report_is_told():
+    extension = WorkerExtension()
+    extension.model_runner = SimpleNamespace(sampler=SimpleNamespace(logprobs_mode="x"))
+    extension.report_logp_of(None)
+    with pytest.raises(ConfigError, match="VLLM_USE_V2_MODEL_RUNNER=0 or leave them unset"):
+        extension.report_logp_of(1.0)
 
 
 def test_nan_is_named(engine, policies, tmp_path):

@@ -33,3 +33,8 @@ async def has_a_bug(conversation):
     if is_unlucky(conversation):
         raise ZeroDivisionError("oops")
     await conversation.sample()
+
+
+async def tells_its_environment(conversation):
+    Path(os.environ["TALK_MARKER"]).write_text("\n".join(os.environ))
+    await conversation.sample()
