@@ -10,12 +10,12 @@ import difflib
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Annotated, Any, get_args
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from relax.config import Config, Section, flag_of, section_of, sections
+from relax.config import Config, flag_of, section_of, sections
 from relax.errors import ConfigError
 
 
@@ -123,14 +123,8 @@ def _adapter(field: FieldInfo) -> TypeAdapter:
     bare: Any = field.annotation
     for bound in field.metadata:
         if type(bound).__name__ != "Strict":
-            bare = _annotated(bare, bound)
+            bare = Annotated[bare, bound]
     return TypeAdapter(bare)
-
-
-def _annotated(annotation: Any, bound: Any) -> Any:
-    from typing import Annotated
-
-    return Annotated[annotation, bound]
 
 
 def _reasons(error: ValidationError) -> str:
@@ -254,20 +248,3 @@ def overrides_of(known: argparse.Namespace) -> dict[str, Any]:
     """The settings among parsed flags."""
     owner = section_of()
     return {name: value for name, value in vars(known).items() if name in owner}
-
-
-def config_from_argv(prog: str, description: str, argv: Sequence[str]) -> Config:
-    """`relax train recipe.toml --lr 1e-5` in one call."""
-    known = parse_flags(build_parser(prog, description), argv)
-    return load_config(known.config, overrides_of(known))
-
-
-def changed(old: Section, new: Section) -> list[str]:
-    """`section.field: old -> new` for each field that differs between two configs."""
-    lines = []
-    for name, field_names in ((n, c.model_fields) for n, c in sections().items()):
-        for field in field_names:
-            before, after = (getattr(getattr(c, name), field) for c in (old, new))
-            if before != after:
-                lines.append(f"{name}.{field}: {before!r} -> {after!r}")
-    return lines

@@ -13,9 +13,10 @@ from typing import Any, Protocol
 from relax.config import RolloutSection
 from relax.data.prompts import load_tokenizer
 from relax.engines import Engine, Request, SamplingParams, open_engine
-from relax.engines.conversation import Sampled, converse, load_generate, plain
+from relax.engines.conversation import Sampled, converse, plain
 from relax.engines.published import with_explicit_head
 from relax.errors import ArtifactError
+from relax.stages.functions import Named
 from relax.stages.models import given_model
 from relax.stages.pool import EnginePool
 from relax.stages.shard_faults import ShardFailed
@@ -25,7 +26,7 @@ from relax.trainer.publish import policy_hash
 
 @dataclass(frozen=True)
 class Shard:
-    """Requests that are sampled together, and how: `generate` names the user's function, if any.
+    """Requests that are sampled together, and how: `generate` is the user's function, if any.
 
     `first` is the place of the first request among those of all shards.
     """
@@ -34,7 +35,7 @@ class Shard:
     first: int
     requests: tuple[Request, ...]
     params: SamplingParams
-    generate: str = ""
+    generate: Named | None = None
     tokenizer: str = ""
 
 
@@ -83,9 +84,9 @@ class InProcess:
 
 def answered(engine: Engine, shard: Shard) -> list[Sampled]:
     """One response a request of the shard."""
-    if not shard.generate:
+    if shard.generate is None:
         return plain(engine, shard.requests, shard.params)
-    generate, tokenizer = load_generate(shard.generate), load_tokenizer(shard.tokenizer)
+    generate, tokenizer = shard.generate.load(), load_tokenizer(shard.tokenizer)
     return converse(engine, shard.requests, shard.params, generate, tokenizer)
 
 

@@ -21,6 +21,7 @@ from relax.engines.conversation import Sampled
 from relax.errors import ArtifactError
 from relax.schema import IDS_PER_STEP, PROMPTS, RESPONSES
 from relax.stages.engines import Shard, engines_for
+from relax.stages.functions import named
 from relax.stages.metrics import metric_table
 from relax.stages.perform import Inputs, Unfinished, Warm
 from relax.stages.rounds import first_draw, prompts_per_round, round_of
@@ -111,7 +112,7 @@ def sample_groups(
     """
     settings, size = config.rollout, groups.size
     params = sampling_params(settings)
-    shards = cut(groups.requests, settings.rollout_shard_groups * size, params, config)
+    shards = cut(groups.requests, settings.rollout_shard_groups * size, params, inputs.run)
     parts = Parts(output, "responses")
     found = {s.number: parts.read(s.number) for s in shards} if len(shards) > 1 else {}
     tables = {number: table for number, table in found.items() if table is not None}
@@ -147,9 +148,9 @@ def sample_groups(
     return pa.concat_tables([tables[s.number] for s in shards]).combine_chunks()
 
 
-def cut(requests: list[Request], most: int, params: SamplingParams, config: Config) -> list[Shard]:
-    """Shards of `most` requests."""
-    generate = config.rollout.custom_generate_function_path
+def cut(requests: list[Request], most: int, params: SamplingParams, run: Run) -> list[Shard]:
+    """Shards of `most` requests, sampled as the run has it."""
+    generate = named(run.config, "custom_generate_function_path", run.sources)
     return [
         Shard(
             i // most,
@@ -157,7 +158,7 @@ def cut(requests: list[Request], most: int, params: SamplingParams, config: Conf
             tuple(requests[i : i + most]),
             params,
             generate,
-            config.model.hf_checkpoint,
+            run.config.model.hf_checkpoint,
         )
         for i in range(0, len(requests), most)
     ]

@@ -4,7 +4,7 @@ import pytest
 
 from relax.config import flag_of, section_of, sections
 from relax.errors import ConfigError
-from relax.flags import build_parser, config_from_argv, load_config, nearest, overrides_of
+from relax.flags import build_parser, load_config, nearest, overrides_of
 from relax.flags import parse_flags as parse
 
 
@@ -21,7 +21,8 @@ def recipe(tmp_path):
 
 
 def config_of(*words):
-    return config_from_argv("relax train", "Train.", words)
+    known = parse(build_parser("relax train", "Train."), words)
+    return load_config(known.config, overrides_of(known))
 
 
 def fault(*words):
