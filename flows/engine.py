@@ -6,9 +6,11 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from uuid import UUID
 
-from prefect import Flow, get_client
+from prefect import Flow, get_client, get_run_logger
 from prefect.artifacts import create_link_artifact, create_table_artifact
+from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.context import FlowRunContext
 from prefect.states import Cancelled
@@ -27,7 +29,9 @@ Run = Callable[..., None]
 
 def run_in_prefect(run: Run, config: str, overrides: dict[str, Any] | None) -> State | None:
     """Run a flow's body inside its flow run; the state Cancelled when the server asked for it."""
-    loaded, _ = load(config or None, overrides)
+    loaded, reset = load(config or None, overrides)
+    if reset:
+        get_run_logger().warning(reset)
     cancelling = threading.Event()
 
     @contextmanager
@@ -42,19 +46,25 @@ def run_in_prefect(run: Run, config: str, overrides: dict[str, Any] | None) -> S
     try:
         run(loaded, stage, around)
     except Stopped as stopped:
-        if not cancelling.is_set() and not asked_to_cancel():  # a worker's TERM may come first
-            raise
+        if not cancelling.is_set():  # a worker's TERM may come first
+            with get_client(sync_client=True) as client:
+                if not asked_to_cancel(client, own_id()):
+                    raise
         return Cancelled(message=str(stopped))
     return None
 
 
-def asked_to_cancel() -> bool:
-    """Whether the server says that this flow run is to be cancelled."""
+def asked_to_cancel(client: SyncPrefectClient, run_id: UUID) -> bool:
+    """Whether the server says that a flow run is to be cancelled."""
+    state = client.read_flow_run(run_id).state
+    return state is not None and state.is_cancelling()
+
+
+def own_id() -> UUID:
+    """Id of the flow run that this is called in."""
     context = FlowRunContext.get()
     assert context is not None and context.flow_run is not None
-    with get_client(sync_client=True) as client:
-        state = client.read_flow_run(context.flow_run.id).state
-    return state is not None and state.is_cancelling()
+    return context.flow_run.id
 
 
 def link(session: Session) -> None:
@@ -74,15 +84,12 @@ def tabulate(session: Session) -> None:
 @contextmanager
 def obeying(session: Session, cancelling: threading.Event) -> Iterator[None]:
     """Ask the server now and then whether this run is to be cancelled; no worker tells us."""
-    context = FlowRunContext.get()
-    assert context is not None and context.flow_run is not None
-    run_id, over = context.flow_run.id, threading.Event()
+    run_id, over = own_id(), threading.Event()
 
     def watch() -> None:
         with get_client(sync_client=True) as client:
             while not over.wait(ASK_EVERY_S):
-                state = client.read_flow_run(run_id).state
-                if state is not None and state.is_cancelling():
+                if asked_to_cancel(client, run_id):
                     cancelling.set()
                     session.stopping.set()
                     return
