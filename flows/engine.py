@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -22,6 +23,8 @@ from tasks.prefect_tasks import stage
 from tasks.session import Session, Stopped
 
 ASK_EVERY_S = 2.0
+COLUMNS = "(train|sft)/(loss|grad_norm|lr)|train/(kl_loss|entropy|ppo_kl)|eval/.*/reward_mean"
+"""Metrics of the table artifact."""
 
 Run = Callable[..., None]
 """A flow's body: run(config, do, around)."""
@@ -74,11 +77,27 @@ def link(session: Session) -> None:
 
 
 def tabulate(session: Session) -> None:
-    """One table artifact: reward and length by step."""
-    answer = open_run(session.run.root).sql("SELECT * FROM steps ORDER BY step")
-    rows = [dict(zip(answer.columns, row, strict=True)) for row in answer.fetchall()]
-    if rows:
+    """One table artifact: the metrics by step."""
+    if rows := by_step(session.run.root):
         create_table_artifact(rows, key="steps", description=f"steps of {session.run.root}")
+
+
+def by_step(root: Path) -> list[dict[str, Any]]:
+    """A row a step: the view `steps` and, where the run has them, the metrics of COLUMNS.
+
+    A metric of several optimizer steps is their mean; None where a step has none.
+    """
+    run = open_run(root)
+    steps = run.sql("SELECT * EXCLUDE (run) FROM steps")
+    found = {row[0]: dict(zip(steps.columns, row, strict=True)) for row in steps.fetchall()}
+    metrics = run.sql(
+        "SELECT step, metric, avg(value) FROM metrics "
+        f"WHERE regexp_full_match(metric, '{COLUMNS}') GROUP BY ALL ORDER BY metric"
+    )
+    for step, metric, value in metrics.fetchall():
+        found.setdefault(step, {"step": step})[metric] = value
+    columns = dict.fromkeys(name for row in found.values() for name in row)
+    return [{name: found[step].get(name) for name in columns} for step in sorted(found)]
 
 
 @contextmanager

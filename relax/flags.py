@@ -15,7 +15,7 @@ from typing import Annotated, Any, get_args
 from pydantic import TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from relax.config import Allocation, Config, flag_of, section_of, sections
+from relax.config import Allocation, Config, flag_of, section_of, sections, value_of
 from relax.errors import ConfigError
 
 
@@ -79,7 +79,7 @@ def _validated(
 def require(config: Config, *names: str) -> None:
     """Raise ConfigError with one line for each setting in `names` that is empty."""
     owner = section_of()
-    missing = [n for n in names if not getattr(getattr(config, owner[n]), n)]
+    missing = [n for n in names if not value_of(config, n)]
     if missing:
         raise ConfigError(
             "\n".join(

@@ -46,6 +46,7 @@ __all__ = [
     "flag_of",
     "section_of",
     "sections",
+    "value_of",
 ]
 
 
@@ -167,6 +168,11 @@ def flag_of(field: str) -> str:
 def sections() -> dict[str, type[Section]]:
     """Section name -> its class, in the order of the tree."""
     return {name: type(f.default) for name, f in Config.model_fields.items()}
+
+
+def value_of(config: Config, name: str):
+    """The value of a setting, whichever section holds it."""
+    return getattr(getattr(config, section_of()[name]), name)
 
 
 def section_of() -> dict[str, str]:
