@@ -14,7 +14,7 @@ demo: .venv/.light           ## watch a tiny model learn, in about two minutes
 demo-llm: .venv/.llm         ## a real pretrained model learns sums, in five to ten minutes
 	OMP_NUM_THREADS=2 $(BIN)/python -m flows.demo_llm --seed $(SEED)
 
-test: .venv/.full            ## everything that needs no accelerator
+test: .venv/.full            ## all that needs no accelerator, but for what test-all adds
 	$(BIN)/python -m pytest -m "not slow and not gpu"
 
 test-fast: .venv/.full       ## under three minutes: no processes, servers or clusters

@@ -9,8 +9,9 @@ QUIET = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "DO_NOT_TRACK": "1",
     "PREFECT_CLI_PROMPT": "false",
-    # Errors end up in the flow run and in one line of ours; Prefect would add its traceback.
-    "PREFECT_LOGGING_LEVEL": "CRITICAL",
+    # The terminal alone: an error is one line of ours there, and Prefect would add its traceback.
+    # The flow run's log at the server has it all, also what jobs write.
+    "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
     "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
 }

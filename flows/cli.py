@@ -10,10 +10,11 @@ from types import SimpleNamespace
 from typing import Any
 
 from flows.launch import planned
+from flows.opening import checked, handed
 from relax.algorithms.inheritance import load
 from relax.config import Config
 from relax.doctor.settings import warnings_of
-from relax.doctor.start import Command, check, settled
+from relax.doctor.start import Command
 from relax.flags import build_parser, overrides_of, parse_flags
 from relax.store import Run
 
@@ -60,9 +61,8 @@ def _command(name: Command, argv: Sequence[str]) -> int:
     config, reset = load(known.config, overrides)
     if reset:
         print(reset, file=sys.stderr)
-    config = settled(config, name)
-    check(config, name)  # faults are told before anything is started
-    module = importlib.import_module(f"flows.{name}")
+    found = checked(config, name)  # faults are told before anything is started
+    config, module = found.config, importlib.import_module(f"flows.{name}")
     if "dry_run" in known:
         from flows.preview import preview
 
@@ -73,13 +73,15 @@ def _command(name: Command, argv: Sequence[str]) -> int:
     if "no_prefect" in known or is_finished(config, module.steps):
         from tasks.stage import perform
 
-        module.run(config, perform)
+        with handed(found):
+            module.run(config, perform)
         return 0
     from flows.server import ensure_server
 
     ensure_server()
     flow = getattr(module, name)
-    state = flow(config=known.config or "", overrides=overrides, return_state=True)
+    with handed(found):
+        state = flow(config=known.config or "", overrides=overrides, return_state=True)
     if state.is_cancelled():
         print(state.message, file=sys.stderr)
         return 130

@@ -5,10 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
+from uuid import UUID
 
-from prefect import Flow, get_client
+from prefect import Flow, get_client, get_run_logger
 from prefect.artifacts import create_link_artifact, create_table_artifact
+from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.context import FlowRunContext
 from prefect.states import Cancelled
@@ -20,6 +23,8 @@ from tasks.prefect_tasks import stage
 from tasks.session import Session, Stopped
 
 ASK_EVERY_S = 2.0
+COLUMNS = "(train|sft)/(loss|grad_norm|lr)|train/(kl_loss|entropy|ppo_kl)|eval/.*/reward_mean"
+"""Metrics of the table artifact."""
 
 Run = Callable[..., None]
 """A flow's body: run(config, do, around)."""
@@ -27,7 +32,9 @@ Run = Callable[..., None]
 
 def run_in_prefect(run: Run, config: str, overrides: dict[str, Any] | None) -> State | None:
     """Run a flow's body inside its flow run; the state Cancelled when the server asked for it."""
-    loaded, _ = load(config or None, overrides)
+    loaded, reset = load(config or None, overrides)
+    if reset:
+        get_run_logger().warning(reset)
     cancelling = threading.Event()
 
     @contextmanager
@@ -42,19 +49,25 @@ def run_in_prefect(run: Run, config: str, overrides: dict[str, Any] | None) -> S
     try:
         run(loaded, stage, around)
     except Stopped as stopped:
-        if not cancelling.is_set() and not asked_to_cancel():  # a worker's TERM may come first
-            raise
+        if not cancelling.is_set():  # a worker's TERM may come first
+            with get_client(sync_client=True) as client:
+                if not asked_to_cancel(client, own_id()):
+                    raise
         return Cancelled(message=str(stopped))
     return None
 
 
-def asked_to_cancel() -> bool:
-    """Whether the server says that this flow run is to be cancelled."""
+def asked_to_cancel(client: SyncPrefectClient, run_id: UUID) -> bool:
+    """Whether the server says that a flow run is to be cancelled."""
+    state = client.read_flow_run(run_id).state
+    return state is not None and state.is_cancelling()
+
+
+def own_id() -> UUID:
+    """Id of the flow run that this is called in."""
     context = FlowRunContext.get()
     assert context is not None and context.flow_run is not None
-    with get_client(sync_client=True) as client:
-        state = client.read_flow_run(context.flow_run.id).state
-    return state is not None and state.is_cancelling()
+    return context.flow_run.id
 
 
 def link(session: Session) -> None:
@@ -64,25 +77,38 @@ def link(session: Session) -> None:
 
 
 def tabulate(session: Session) -> None:
-    """One table artifact: reward and length by step."""
-    answer = open_run(session.run.root).sql("SELECT * FROM steps ORDER BY step")
-    rows = [dict(zip(answer.columns, row, strict=True)) for row in answer.fetchall()]
-    if rows:
+    """One table artifact: the metrics by step."""
+    if rows := by_step(session.run.root):
         create_table_artifact(rows, key="steps", description=f"steps of {session.run.root}")
+
+
+def by_step(root: Path) -> list[dict[str, Any]]:
+    """A row a step: the view `steps` and, where the run has them, the metrics of COLUMNS.
+
+    A metric of several optimizer steps is their mean; None where a step has none.
+    """
+    run = open_run(root)
+    steps = run.sql("SELECT * EXCLUDE (run) FROM steps")
+    found = {row[0]: dict(zip(steps.columns, row, strict=True)) for row in steps.fetchall()}
+    metrics = run.sql(
+        "SELECT step, metric, avg(value) FROM metrics "
+        f"WHERE regexp_full_match(metric, '{COLUMNS}') GROUP BY ALL ORDER BY metric"
+    )
+    for step, metric, value in metrics.fetchall():
+        found.setdefault(step, {"step": step})[metric] = value
+    columns = dict.fromkeys(name for row in found.values() for name in row)
+    return [{name: found[step].get(name) for name in columns} for step in sorted(found)]
 
 
 @contextmanager
 def obeying(session: Session, cancelling: threading.Event) -> Iterator[None]:
     """Ask the server now and then whether this run is to be cancelled; no worker tells us."""
-    context = FlowRunContext.get()
-    assert context is not None and context.flow_run is not None
-    run_id, over = context.flow_run.id, threading.Event()
+    run_id, over = own_id(), threading.Event()
 
     def watch() -> None:
         with get_client(sync_client=True) as client:
             while not over.wait(ASK_EVERY_S):
-                state = client.read_flow_run(run_id).state
-                if state is not None and state.is_cancelling():
+                if asked_to_cancel(client, run_id):
                     cancelling.set()
                     session.stopping.set()
                     return

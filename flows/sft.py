@@ -22,15 +22,7 @@ def steps(session: Session, do: Do) -> None:
 
 def run(config: Config, do: Do, around: Around = nullcontext) -> None:
     """Train on labels; `do` runs one stage, as a Prefect task or plainly."""
-    schedule_steps = config.run.num_rollout * config.sft.sft_steps
-    launch(
-        config,
-        steps,
-        do,
-        schedule_steps=schedule_steps,
-        last_stage="sft",
-        around=around,
-    )
+    launch(config, "sft", steps, do, around)
 
 
 @flow(name="sft", on_cancellation=[cancel_run_jobs])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from contextlib import nullcontext
 from typing import Any
 
@@ -13,7 +12,7 @@ from flows.engine import cancel_run_jobs, run_in_prefect
 from flows.launch import Around, Do, launch
 from relax.algorithms import rules
 from relax.config import Config
-from relax.stages.rounds import is_dynamic, rounds
+from relax.stages.rounds import rounds
 from tasks.session import Session
 
 
@@ -23,7 +22,7 @@ def steps(session: Session, do: Do) -> None:
     for step in range(run.first_step, config.run.num_rollout):
         if evaluation_due(config, step):
             do(session, step, "evaluate")
-        for number in sampling_rounds(session, step):
+        for number in rounds(config, session.run, step):
             do(session, step, f"rollout.{number}")
             do(session, step, f"reward.{number}")
         do(session, step, "rollout")
@@ -36,11 +35,6 @@ def steps(session: Session, do: Do) -> None:
         do(session, config.run.num_rollout, "evaluate")
 
 
-def sampling_rounds(session: Session, step: int) -> Iterable[int]:
-    """The rounds of dynamic sampling that a step needs, each told when it is asked for."""
-    return rounds(session.config, session.run, step) if is_dynamic(session.config) else ()
-
-
 def evaluation_due(config: Config, step: int) -> bool:
     """Before the first step, and every eval_interval steps."""
     if not config.evaluate.eval_prompt_data:
@@ -51,15 +45,7 @@ def evaluation_due(config: Config, step: int) -> bool:
 
 def run(config: Config, do: Do, around: Around = nullcontext) -> None:
     """Train; `do` runs one stage, as a Prefect task or plainly."""
-    schedule_steps = config.run.num_rollout * config.optimizer_steps
-    launch(
-        config,
-        steps,
-        do,
-        schedule_steps=schedule_steps,
-        last_stage="update",
-        around=around,
-    )
+    launch(config, "train", steps, do, around)
 
 
 @flow(name="train", on_cancellation=[cancel_run_jobs])

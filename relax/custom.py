@@ -1,7 +1,6 @@
 """Functions of the user's own, named "package.module:function" or "path/file.py:function"."""
 
 import ast
-import difflib
 import functools
 import hashlib
 import importlib
@@ -14,23 +13,41 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
-from relax.errors import ConfigError, FunctionError
+from relax.errors import ConfigError, FunctionError, one_line
+from relax.flags import nearest
 
 Kind = Literal["plain", "async"]
 FORMS = "'package.module:function' or 'path/file.py:function' is needed"
 
 
 def load_function(
-    path: str, *, flag: str, signature: tuple[str, ...], kind: Kind = "plain"
+    path: str,
+    *,
+    flag: str,
+    signature: tuple[str, ...],
+    kind: Kind = "plain",
+    known: str | None = None,
+    copy: Path | None = None,
 ) -> Callable[..., Any]:
     """Import a function and check that it takes the parameters of signature, in this order.
 
     flag is the setting that names the function, for the error; what it raises when it is called is
-    a FunctionError. Further parameters of the function need defaults. Raises ConfigError when it
-    cannot be imported or takes other parameters.
+    a FunctionError. Further parameters of the function need defaults. known is the identity that
+    it must have; copy, where there is such a file, is read in place of the file that path names.
+    Raises ConfigError when it cannot be imported, is another or takes other parameters.
     """
-    name = split(path, flag)[1]
-    module = load_module(path, flag)
+    source, name = split(path, flag)
+    if copy is not None and copy.is_file():
+        file, text = Path(source).resolve(), copy.read_bytes()
+    else:
+        file = source_file(path, flag=flag)
+        text = file.read_bytes()
+    if known is not None and identity_of(text, name) != known:
+        raise ConfigError(
+            f"{flag} = {path!r}: {file} changed since the run began; put it back as it was, or "
+            "give another --run-dir"
+        )
+    module = load_module(path, file, text, flag=flag)
     function = vars(module).get(name)
     if not callable(function):
         functions = [
@@ -38,34 +55,30 @@ def load_function(
             for key, value in vars(module).items()
             if inspect.isfunction(value) and value.__module__ == module.__name__
         ]
-        near = difflib.get_close_matches(name, functions, n=1)
-        hint = (
-            f"; did you mean {near[0]}?" if near else f"; it has: {', '.join(functions) or 'none'}"
-        )
+        hint = nearest(name, functions) or f"; it has: {', '.join(functions) or 'none'}"
         raise ConfigError(f"{flag} = {path!r}: no function {name!r} there{hint}")
     check_signature(function, signature, kind, f"{flag} = {path!r}")
-    return function if kind == "async" else guarded(function, path, flag)
+    return function if kind == "async" else guarded(function, file, f"{flag} = {path!r}")
 
 
-def guarded(function: Callable[..., Any], path: str, flag: str) -> Callable[..., Any]:
-    """The function, whose failures become a FunctionError that shows its own frames alone."""
-    file = source_file(path, flag=flag)
+def guarded(function: Callable[..., Any], file: Path, where: str) -> Callable[..., Any]:
+    """The function, whose failures become a FunctionError that shows the frames of file alone."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
             return function(*args, **kwargs)
         except (Exception, SystemExit) as error:  # it may fail in any way; told, never swallowed
-            told = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            told = f"{type(error).__name__}: {one_line(error)}"
             frames = traceback.extract_tb(error.__traceback__)
             own = [
                 number
                 for number, frame in enumerate(frames)
                 if Path(frame.filename).resolve() == file
             ]
-            where = f" ({file.name}:{frames[own[-1]].lineno})" if own else ""
+            line = f" ({file.name}:{frames[own[-1]].lineno})" if own else ""
             shown = "".join(traceback.format_list(frames[own[0] :])) if own else ""
-            raise FunctionError(f"{flag} = {path!r}: {told}{where}", shown + told) from None
+            raise FunctionError(f"{where}: {told}{line}", shown + told) from None
 
     return call
 
@@ -106,7 +119,7 @@ def _stand_in(node: ast.FunctionDef | ast.AsyncFunctionDef) -> Callable[..., Any
     return space[node.name]
 
 
-def source_file(path: str, *, flag: str = "custom function") -> Path:
+def source_file(path: str, *, flag: str) -> Path:
     """Give the file that holds the function, without running it. ConfigError when there is none."""
     source = split(path, flag)[0]
     if source.endswith(".py"):
@@ -125,11 +138,6 @@ def source_file(path: str, *, flag: str = "custom function") -> Path:
     return Path(spec.origin).resolve()
 
 
-def source_hash(path: str, *, flag: str = "custom function") -> str:
-    """Give the sha256, in hex, of the bytes of the file that holds the function."""
-    return hashlib.sha256(source_file(path, flag=flag).read_bytes()).hexdigest()
-
-
 def split(path: str, flag: str) -> tuple[str, str]:
     """Split "source:function" at the last colon."""
     source, _, name = path.rpartition(":")
@@ -138,31 +146,29 @@ def split(path: str, flag: str) -> tuple[str, str]:
     return source, name
 
 
-def load_module(path: str, flag: str) -> ModuleType:
-    """Import the module, or run the file under a name made of its content, once in a process."""
-    file = source_file(path, flag=flag)
+def load_module(path: str, file: Path, text: bytes, *, flag: str) -> ModuleType:
+    """Import the module that path names, or run the file's text, once in a process."""
     source = split(path, flag)[0]
     try:
-        return load_file(file) if source.endswith(".py") else importlib.import_module(source)
+        return load_file(file, text) if source.endswith(".py") else importlib.import_module(source)
     except (Exception, SystemExit) as error:  # it may fail in any way; all are one line for users
         raise ConfigError(
-            f"{flag} = {path!r}: importing {file} failed: {type(error).__name__}: "
-            f"{' '.join(str(error).split())}"
+            f"{flag} = {path!r}: importing {file} failed: {type(error).__name__}: {one_line(error)}"
         ) from error
 
 
-def load_file(file: Path) -> ModuleType:
-    """Run a Python file as a module of its own."""
-    name = f"relax_custom_{file.stem}_{hashlib.sha256(file.read_bytes()).hexdigest()[:16]}"
+def load_file(file: Path, text: bytes) -> ModuleType:
+    """Run the text of a Python file as a module of its own, named after both."""
+    name = f"relax_custom_{file.stem}_{hashlib.sha256(text).hexdigest()[:16]}"
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, file)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
     module = importlib.util.module_from_spec(spec)
     # Dataclasses and pickle look their module up by name while it runs.
     sys.modules[name] = module
     try:
-        spec.loader.exec_module(module)
+        exec(compile(text, file, "exec"), vars(module))
     except BaseException:
         del sys.modules[name]
         raise
@@ -192,4 +198,9 @@ def check_signature(
 
 def identity(path: str, *, flag: str) -> str:
     """What a function is known by in keys: its file's source and its own name, never its path."""
-    return f"{source_hash(path, flag=flag)}:{split(path, flag)[1]}"
+    return identity_of(source_file(path, flag=flag).read_bytes(), split(path, flag)[1])
+
+
+def identity_of(text: bytes, name: str) -> str:
+    """The identity of the function called name in a file of this text."""
+    return f"{hashlib.sha256(text).hexdigest()}:{name}"

@@ -1,6 +1,11 @@
 """Errors that are the user's to mend: one line that says where, what, the value and what to do."""
 
 
+def one_line(error: BaseException) -> str:
+    """Give an error's text on one line."""
+    return " ".join(str(error).split())
+
+
 class ConfigError(ValueError):
     """A setting, flag or input file that cannot be used."""
 

@@ -10,12 +10,12 @@ import difflib
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Annotated, Any, get_args
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from relax.config import Config, Section, flag_of, section_of, sections
+from relax.config import Allocation, Config, flag_of, section_of, sections, value_of
 from relax.errors import ConfigError
 
 
@@ -34,29 +34,52 @@ def load_config(path: str | Path | None, overrides: Mapping[str, Any] | None = N
     Raises ConfigError with one line per fault.
     """
     tree, faults = _read_toml(path)
-    owner = section_of()
+    owner, faulty = section_of(), set[str]()
     for name, value in (overrides or {}).items():
         if name not in owner:
             faults.append(f"{flag_of(name)}: no such setting{nearest(name, owner)}")
             continue
-        converted, fault = _convert(name, value)
-        if fault:
-            faults.append(fault)
+        converted, found = _convert(name, value)
+        faults += found
+        if found:
+            faulty.add(name)
         else:
             tree.setdefault(owner[name], {})[name] = converted
-    try:
-        config = Config.model_validate(tree)
-    except ValidationError as error:
-        faults += list(_lines(error, str(path) if path else "settings"))
-    if faults:
-        raise ConfigError("\n".join(faults))
-    return config  # pyright: ignore[reportPossiblyUnboundVariable]
+    config, found = _validated(tree, faulty, str(path) if path else "settings")
+    if config is None or faults:
+        raise ConfigError("\n".join([*faults, *found]))
+    return config
+
+
+def _validated(
+    tree: dict[str, Any], faulty: set[str], source: str
+) -> tuple[Config | None, list[str]]:
+    """The configuration, None where the tree has faults; a line for each.
+
+    Settings may be wrong by themselves, and together with others. What is wrong is taken out until
+    the rest is sound, and what does not fit a setting that is out (`faulty`) is not told.
+    """
+    lines: list[str] = []
+    while True:
+        try:
+            config = Config.model_validate(tree, context={"faulty": faulty})
+            return (None if lines else config), lines
+        except ValidationError as error:
+            places = [fault["loc"] for fault in error.errors()]
+            lines += _lines(error.errors(), source)
+        if () in places:  # the rules for the whole come last
+            return None, lines
+        for section, *rest in places:
+            owner = str(section)
+            for name in map(str, rest[:1] or sections()[owner].model_fields):
+                faulty.add(name)
+                tree[owner].pop(name, None)
 
 
 def require(config: Config, *names: str) -> None:
     """Raise ConfigError with one line for each setting in `names` that is empty."""
     owner = section_of()
-    missing = [n for n in names if not getattr(getattr(config, owner[n]), n)]
+    missing = [n for n in names if not value_of(config, n)]
     if missing:
         raise ConfigError(
             "\n".join(
@@ -109,13 +132,18 @@ def _key_hint(key: str, section: str) -> str:
     return nearest(key, sections()[section].model_fields) or nearest(key, owner)
 
 
-def _convert(name: str, value: Any) -> tuple[Any, str | None]:
-    """A flag's text as the field's type, or the line that says why not."""
-    field = sections()[section_of()[name]].model_fields[name]
+def _convert(name: str, value: Any) -> tuple[Any, list[str]]:
+    """A flag's text as the field's type, or the lines that say why not."""
+    section = section_of()[name]
     try:
-        return _adapter(field).validate_python(value), None
+        return _adapter(sections()[section].model_fields[name]).validate_python(value), []
     except ValidationError as error:
-        return None, f"{flag_of(name)} = {value!r}: {_reasons(error)}"
+        found = error.errors()
+    for fault in found:
+        fault["loc"] = (section, name, *fault["loc"])
+    if any(len(_place(fault)) > 2 for fault in found):
+        return None, list(_lines(found, flag_of(name)))
+    return None, [f"{flag_of(name)} = {value!r}: {' or '.join(map(_reason, found))}"]
 
 
 def _adapter(field: FieldInfo) -> TypeAdapter:
@@ -123,37 +151,37 @@ def _adapter(field: FieldInfo) -> TypeAdapter:
     bare: Any = field.annotation
     for bound in field.metadata:
         if type(bound).__name__ != "Strict":
-            bare = _annotated(bare, bound)
+            bare = Annotated[bare, bound]
     return TypeAdapter(bare)
 
 
-def _annotated(annotation: Any, bound: Any) -> Any:
-    from typing import Annotated
-
-    return Annotated[annotation, bound]
-
-
-def _reasons(error: ValidationError) -> str:
-    return " or ".join(_reason(e) for e in error.errors())
-
-
-def _reason(error: Mapping[str, Any]) -> str:
-    text = str(error["msg"]).removeprefix("Value error, ")
+def _reason(fault: Mapping[str, Any]) -> str:
+    text = str(fault["msg"]).removeprefix("Value error, ")
     return text[0].lower() + text[1:]
 
 
-def _lines(error: ValidationError, source: str) -> Iterable[str]:
-    """One line a faulty field; the alternatives of a union are joined."""
+def _place(fault: Mapping[str, Any]) -> tuple[str, ...]:
+    """Section and key, and further keys in a table [slurm.allocations.NAME]."""
+    place = tuple(map(str, fault["loc"]))
+    if place[1:2] != ("allocations",):
+        return place[:2]
+    return place[: 5 if place[3:4] == ("extra",) else 4]
+
+
+def _lines(faults: Iterable[Mapping[str, Any]], source: str) -> Iterable[str]:
+    """One line a faulty field, the alternatives of a union joined, and one a broken rule."""
     grouped: dict[str, list[Mapping[str, Any]]] = {}
-    for fault in error.errors():
-        where = ".".join(str(part) for part in fault["loc"][:2])
-        grouped.setdefault(where, []).append(fault)
-    for where, found in grouped.items():
-        reason = " or ".join(_reason(f) for f in found)
-        if where and not isinstance(found[0]["input"], dict):
-            yield f"{source}: {where} = {found[0]['input']!r}: {reason}"
+    for fault in faults:
+        if fault["type"] == "extra_forbidden":  # in an allocation: of sections they are out
+            hint = nearest(str(fault["loc"][-1]), Allocation.model_fields)
+            yield f"{source}: {'.'.join(_place(fault))}: no such key{hint}"
+        elif len(fault["loc"]) < 2:
+            yield from (f"{source}: {line}" for line in _reason(fault).splitlines())
         else:
-            yield f"{source}: {reason}"
+            grouped.setdefault(".".join(_place(fault)), []).append(fault)
+    for where, found in grouped.items():
+        reason = " or ".join(map(_reason, found))
+        yield f"{source}: {where} = {found[0]['input']!r}: {reason}"
 
 
 # --- flags -------------------------------------------------------------------------------------
@@ -254,20 +282,3 @@ def overrides_of(known: argparse.Namespace) -> dict[str, Any]:
     """The settings among parsed flags."""
     owner = section_of()
     return {name: value for name, value in vars(known).items() if name in owner}
-
-
-def config_from_argv(prog: str, description: str, argv: Sequence[str]) -> Config:
-    """`relax train recipe.toml --lr 1e-5` in one call."""
-    known = parse_flags(build_parser(prog, description), argv)
-    return load_config(known.config, overrides_of(known))
-
-
-def changed(old: Section, new: Section) -> list[str]:
-    """`section.field: old -> new` for each field that differs between two configs."""
-    lines = []
-    for name, field_names in ((n, c.model_fields) for n, c in sections().items()):
-        for field in field_names:
-            before, after = (getattr(getattr(c, name), field) for c in (old, new))
-            if before != after:
-                lines.append(f"{name}.{field}: {before!r} -> {after!r}")
-    return lines

@@ -51,7 +51,8 @@ class Site:
         """What every rank's environment holds, in shell words."""
         local = f"{self.local_dir}/relax-$USER"
         variables = {
-            "PYTHONPATH": shlex.quote(str(code)),
+            # The user's own modules are found where the submitter finds them, after the copy.
+            "PYTHONPATH": f"{shlex.quote(str(code))}${{PYTHONPATH:+:$PYTHONPATH}}",
             "PYTHONSAFEPATH": "1",  # the working directory may hold another copy of the code
             "PYTHONUNBUFFERED": "1",
             "HF_HUB_OFFLINE": "1",

@@ -226,7 +226,9 @@ def local(folder: Path, order: Order, submitted: float) -> Job:
         tasks_per_node=order.resources.num_ranks,
         stderr_to_stdout=True,
     )
-    own = {"PYTHONPATH": str(order.code), "PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}
+    # The user's own modules are found where the submitter finds them, after the copy of the code.
+    path = os.pathsep.join(filter(None, (str(order.code), os.environ.get("PYTHONPATH"))))
+    own = {"PYTHONPATH": path, "PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}
     # A flow is ended by killpg, and its jobs must not be. What other threads start meanwhile is
     # none of submitit's: its name for the module is changed, not the module.
     popen = functools.partial(subprocess.Popen, start_new_session=True)

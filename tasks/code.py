@@ -8,9 +8,10 @@ import shutil
 import socket
 from pathlib import Path
 
-from relax.config import Config
+from relax.config import Config, flag_of
 from relax.custom import source_file
 from relax.errors import ArtifactError
+from relax.stages.functions import FUNCTIONS, copied_as, own_path
 from relax.store import Run, disk
 from relax.store.lease import start_time
 
@@ -43,19 +44,11 @@ def _files(config: Config) -> dict[Path, Path]:
         for package in PACKAGES
         for path in sorted((CHECKOUT / package).rglob("*.py"))
     }
-    for path in custom_paths(config):
-        source = source_file(path, flag="custom function")
-        files[Path("custom") / source.name] = source
+    for setting in FUNCTIONS:
+        if path := own_path(config, setting):
+            source = source_file(path, flag=flag_of(setting))
+            files[copied_as(setting, source)] = source
     return files
-
-
-def custom_paths(config: Config) -> list[str]:
-    """The user's own functions that the run's settings name."""
-    settings = [config.reward.custom_rm_path]
-    algorithm = config.algorithm
-    settings += [algorithm.custom_advantage_path, algorithm.custom_loss_path]
-    settings += [algorithm.custom_reward_post_process_path]
-    return [path for path in settings if path]
 
 
 def _copy(files: dict[Path, Path], target: Path) -> None:

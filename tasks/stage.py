@@ -1,4 +1,4 @@
-"""One Prefect task per stage: already done? return it : run or submit, wait, check, return."""
+"""Where a stage runs: already done? return it : run or submit, wait, check, return."""
 
 from __future__ import annotations
 

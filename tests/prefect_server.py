@@ -15,7 +15,6 @@ ROOT = Path(__file__).resolve().parents[1]
 PREFECT = str(Path(sys.executable).with_name("prefect"))
 SETTINGS = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-    "PREFECT_LOGGING_LEVEL": "INFO",
     "PREFECT_CLI_PROMPT": "false",
     "DO_NOT_TRACK": "1",
     "OMP_NUM_THREADS": "1",

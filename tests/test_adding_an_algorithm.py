@@ -15,7 +15,7 @@ from relax.algorithms.loss import StepCounts, step_loss
 from relax.algorithms.whole_rollout import compute
 from relax.config import AlgorithmSection
 from relax.errors import ConfigError
-from relax.flags import config_from_argv, load_config
+from relax.flags import build_parser, load_config, overrides_of, parse_flags
 from relax.store import Run, rows
 from tasks.stage import perform
 
@@ -65,7 +65,8 @@ def test_by_flags_alone(here):
     recipe(here, here / "run")
     words = shlex.split(COMMAND)
     assert words[:2] == ["relax", "train"]
-    config = config_from_argv("relax train", "", words[2:])
+    known = parse_flags(build_parser("relax train", ""), words[2:])
+    config = load_config(known.config, overrides_of(known))
     train.run(config, perform)
     run = Run.open(here / "run")
     reward = rows(run.table(0, "reward", "rewards"))

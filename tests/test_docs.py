@@ -3,22 +3,22 @@
 import contextlib
 import re
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parent))
+
+import documented
+from documented import FENCE, ROOT, in_blocks, in_text
+
 from relax import cli
 from relax.errors import ArtifactError, ConfigError
 from relax.flags import build_parser, parse_flags
-from relax.reference import PAGES
+from relax.reference import PAGES, with_blocks
 
-ROOT = Path(__file__).resolve().parent.parent
-PAGES_OF_TEXT = [
-    p for p in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))) if p.exists()
-]
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
-FENCE = re.compile(r"^```[^\n]*\n(.*?)^```", re.S | re.M)
-INLINE = re.compile(r"`(relax [^`]+)`")
 RUNS = {"sql", "show", "verify", "export"}
 """Commands that take a run: what follows is checked by their own parsers."""
 SETTINGS = {"train", "sft", "evaluate", "check"}
@@ -27,11 +27,7 @@ SETTINGS = {"train", "sft", "evaluate", "check"}
 
 def commands(text):
     """Every `relax ...` command line of a page: in code blocks and in the text."""
-    blocks = "\n".join(FENCE.findall(text)).replace("\\\n", " ")
-    lines = [line.strip().removeprefix("$ ") for line in blocks.splitlines()]
-    lines = [re.sub(r"^\S*bin/relax ", "relax ", line) for line in lines]
-    found = [line for line in lines if line.startswith("relax ")]
-    return found + INLINE.findall(FENCE.sub("", text))
+    return [c for c in in_blocks(text) + in_text(text) if c.startswith("relax ")]
 
 
 def anchors(path):
@@ -41,7 +37,7 @@ def anchors(path):
     return {heading.strip().replace(" ", "-") for heading in plain}
 
 
-@pytest.mark.parametrize("path", PAGES_OF_TEXT, ids=lambda p: p.name)
+@pytest.mark.parametrize("path", documented.PAGES, ids=lambda p: p.name)
 def test_links_resolve(path):
     for link in LINK.findall(FENCE.sub("", path.read_text())):
         if link.startswith(("http://", "https://", "mailto:")):
@@ -53,7 +49,7 @@ def test_links_resolve(path):
             assert anchor in anchors(there), f"{path.name}: {link}"
 
 
-@pytest.mark.parametrize("path", PAGES_OF_TEXT, ids=lambda p: p.name)
+@pytest.mark.parametrize("path", documented.PAGES, ids=lambda p: p.name)
 def test_commands_parse(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # where none of the runs is that the pages speak of
     for line in commands(path.read_text()):
@@ -99,3 +95,9 @@ def test_a_wrong_command_would_be_found(line):
 def test_generated_pages_are_what_the_code_says(name):
     written = (ROOT / "docs" / name).read_text()
     assert written == PAGES[name](), f"docs/{name}: run `python -m relax.reference`"
+
+
+def test_the_readmes_tables_are_what_the_code_says():
+    written = (ROOT / "README.md").read_text()
+    assert written == with_blocks(written), "README.md: run `python -m relax.reference`"
+    assert with_blocks(written.replace("| `grpo` |", "| `grpoo` |")) == written

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from relax.algorithms.table import ALGORITHMS, CUSTOM_KNOBS, KNOBS, Algorithm
-from relax.config import Config, section_of, sections
+from relax.config import Config, section_of, sections, value_of
 from relax.errors import ConfigError
 from relax.flags import nearest
 
@@ -34,11 +34,6 @@ def row_of(config: Config) -> Algorithm:
             f"{nearest(name, ALGORITHMS)}"
         )
     return ALGORITHMS[name]
-
-
-def value_of(config: Config, name: str):
-    """The value of a setting, whichever section holds it."""
-    return getattr(getattr(config, OWNER[name]), name)
 
 
 def default_of(name: str):

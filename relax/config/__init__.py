@@ -7,10 +7,12 @@ A section is named after the stage that reads it. Field names are unique over th
 
 from __future__ import annotations
 
-from pydantic import model_validator
+from collections.abc import Iterator
 
-from relax.config.fields import Placement, Section
-from relax.config.placement import PlacementSection, SlurmSection
+from pydantic import ValidationInfo, model_validator
+
+from relax.config.fields import Fault, Placement, Section, told
+from relax.config.placement import Allocation, PlacementSection, SlurmSection
 from relax.config.run import (
     DataSection,
     EvaluateSection,
@@ -25,6 +27,7 @@ from relax.config.training import AlgorithmSection, UpdateSection
 
 __all__ = [
     "AlgorithmSection",
+    "Allocation",
     "Config",
     "DataSection",
     "EvaluateSection",
@@ -43,6 +46,7 @@ __all__ = [
     "flag_of",
     "section_of",
     "sections",
+    "value_of",
 ]
 
 
@@ -92,49 +96,62 @@ class Config(Section):
         return getattr(self.slurm, f"{_family(stage)}_allocation")
 
     @model_validator(mode="after")
-    def _sampling_fits(self) -> Config:
-        """Settings of sampling that need each other."""
-        r, reward = self.rollout, self.reward
-        if (r.rollout_engine == "external") != bool(r.rollout_external_engine_addrs):
-            raise ValueError(
-                f"rollout_engine = {r.rollout_engine!r} with rollout_external_engine_addrs = "
-                f"{list(r.rollout_external_engine_addrs)}: 'external' and addresses go together"
-            )
-        if r.over_sampling_batch_size and not r.dynamic_sampling_filter_path:
-            raise ValueError(
-                f"over_sampling_batch_size = {r.over_sampling_batch_size} without "
-                "dynamic_sampling_filter_path: nothing would be left out"
-            )
-        if reward.overlong_buffer_len > r.rollout_max_response_len:
-            raise ValueError(
-                f"overlong_buffer_len = {reward.overlong_buffer_len} is more than "
-                f"rollout_max_response_len = {r.rollout_max_response_len}"
-            )
-        if r.rollout_min_tokens > r.rollout_max_response_len:
-            raise ValueError(
-                f"rollout_min_tokens = {r.rollout_min_tokens} is more than "
-                f"rollout_max_response_len = {r.rollout_max_response_len}"
-            )
+    def _fits(self, info: ValidationInfo) -> Config:
+        """Settings that need each other; all that do not fit are told at once."""
+        told(info, [*self._sampling_faults(), *self._batch_faults()])
         return self
 
-    @model_validator(mode="after")
-    def _batches_fit(self) -> Config:
-        """Rollout, group and optimizer step divide each other."""
+    def _sampling_faults(self) -> Iterator[Fault]:
+        r, buffer = self.rollout, self.reward.overlong_buffer_len
+        longest = f"rollout_max_response_len = {r.rollout_max_response_len}"
+        if (r.rollout_engine == "external") != bool(r.rollout_external_engine_addrs):
+            yield (
+                ("rollout_engine", "rollout_external_engine_addrs"),
+                f"rollout_engine = {r.rollout_engine!r} with rollout_external_engine_addrs = "
+                f"{list(r.rollout_external_engine_addrs)}: 'external' and addresses go together",
+            )
+        if r.over_sampling_batch_size and not r.dynamic_sampling_filter_path:
+            yield (
+                ("over_sampling_batch_size", "dynamic_sampling_filter_path"),
+                f"over_sampling_batch_size = {r.over_sampling_batch_size} without "
+                "dynamic_sampling_filter_path: nothing would be left out",
+            )
+        if buffer > r.rollout_max_response_len:
+            yield (
+                ("overlong_buffer_len", "rollout_max_response_len"),
+                f"overlong_buffer_len = {buffer} is more than {longest}",
+            )
+        if r.rollout_min_tokens > r.rollout_max_response_len:
+            yield (
+                ("rollout_min_tokens", "rollout_max_response_len"),
+                f"rollout_min_tokens = {r.rollout_min_tokens} is more than {longest}",
+            )
+
+    def _batch_faults(self) -> Iterator[Fault]:
+        """Rollout, group and optimizer step divide each other; the first that does not."""
         total, size = self.responses_per_rollout, self.update.global_batch_size
         steps, group = self.optimizer_steps, self.rollout.n_samples_per_prompt
         made_of = f"rollout_batch_size * n_samples_per_prompt = {total}"
         if size is not None and steps * size != total:
-            raise ValueError(
-                f"{made_of} is not num_steps_per_rollout * global_batch_size = {steps} * {size}"
-            )
-        if total % steps:
-            raise ValueError(f"{made_of} is not a multiple of num_steps_per_rollout = {steps}")
-        if (total // steps) % group:
-            raise ValueError(
+            line = f"{made_of} is not num_steps_per_rollout * global_batch_size = {steps} * {size}"
+        elif total % steps:
+            line = f"{made_of} is not a multiple of num_steps_per_rollout = {steps}"
+        elif (total // steps) % group:
+            line = (
                 f"global_batch_size = {total // steps} is not a multiple of "
                 f"n_samples_per_prompt = {group}: an optimizer step takes whole groups"
             )
-        return self
+        else:
+            return
+        yield BATCHES, line
+
+
+BATCHES = (
+    "rollout_batch_size",
+    "n_samples_per_prompt",
+    "num_steps_per_rollout",
+    "global_batch_size",
+)
 
 
 def _family(stage: str) -> str:
@@ -151,6 +168,11 @@ def flag_of(field: str) -> str:
 def sections() -> dict[str, type[Section]]:
     """Section name -> its class, in the order of the tree."""
     return {name: type(f.default) for name, f in Config.model_fields.items()}
+
+
+def value_of(config: Config, name: str):
+    """The value of a setting, whichever section holds it."""
+    return getattr(getattr(config, section_of()[name]), name)
 
 
 def section_of() -> dict[str, str]:

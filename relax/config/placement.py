@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 
 from relax.config.fields import (
+    Fault,
     NonNegative,
     NonNegativeInt,
     Placement,
     PositiveInt,
     Section,
+    told,
     unkeyed,
 )
 
@@ -99,13 +102,17 @@ class SlurmSection(Section):
     """Leave jobs running when the flow is cancelled; a crashed flow leaves them in any case."""
 
     @model_validator(mode="after")
-    def _allocations_exist(self) -> SlurmSection:
+    def _allocations_exist(self, info: ValidationInfo) -> SlurmSection:
+        told(info, self._missing_allocations())
+        return self
+
+    def _missing_allocations(self) -> Iterator[Fault]:
+        known = ", ".join(sorted(self.allocations)) or "none"
         for stage in ("rollout", "reward", "advantage", "update"):
             name = getattr(self, f"{stage}_allocation")
             if name and name not in self.allocations:
-                known = ", ".join(sorted(self.allocations)) or "none"
-                raise ValueError(
+                yield (
+                    ("allocations", f"{stage}_allocation"),
                     f"slurm.{stage}_allocation = {name!r}: no such allocation; "
-                    f"[slurm.allocations] has: {known}"
+                    f"[slurm.allocations] has: {known}",
                 )
-        return self

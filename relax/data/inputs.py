@@ -3,7 +3,6 @@
 Importing this loads nothing heavy: the checks before a run read rows with it.
 """
 
-import difflib
 import math
 from collections.abc import Mapping
 from decimal import Decimal
@@ -11,15 +10,15 @@ from string import Formatter
 from typing import Any
 
 from relax.errors import ConfigError
+from relax.flags import nearest
 
 
 def value_of(row: Mapping[str, Any], key: str, flag: str, where: str) -> Any:
     """Give row[key], or raise ConfigError that lists the keys there are."""
     if key in row:
         return row[key]
-    near = difflib.get_close_matches(key, row, n=1)
-    hint = f"; did you mean {near[0]}?" if near else ""
-    raise ConfigError(f"{where}: no {flag} = {key!r}; keys: {', '.join(row) or 'none'}{hint}")
+    known = ", ".join(row) or "none"
+    raise ConfigError(f"{where}: no {flag} = {key!r}; keys: {known}{nearest(key, row)}")
 
 
 def label_text(value: object, label_key: str, where: str) -> str:

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from relax.errors import ArtifactError
+from relax.errors import ArtifactError, one_line
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -151,8 +151,3 @@ def read_stream(path: Path) -> "pa.Table":
             return pa.ipc.open_stream(source).read_all()
     except (pa.ArrowInvalid, OSError) as error:
         raise ArtifactError(f"{path}: not a whole Arrow stream: {one_line(error)}") from error
-
-
-def one_line(error: BaseException) -> str:
-    """Give an error's text on one line."""
-    return " ".join(str(error).split())

@@ -1,6 +1,5 @@
 """Small made-up tasks, and a tiny model that learns them in a minute on a laptop."""
 
-import difflib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from relax.data.order import permutation
 from relax.errors import ConfigError
+from relax.flags import nearest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -45,8 +45,6 @@ class TaskFiles:
 
     train: Path
     held_out: Path
-    sft: Path
-    """The rows of train, for the supervised warm-up."""
 
 
 def write_task(
@@ -57,9 +55,7 @@ def write_task(
     Raises ConfigError for an unknown task, or unless 1 <= num_held_out < 1000.
     """
     if name not in TASKS:
-        near = difflib.get_close_matches(name, TASKS, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise ConfigError(f"task = {name!r}; known: {', '.join(TASKS)}{hint}")
+        raise ConfigError(f"task = {name!r}; known: {', '.join(TASKS)}{nearest(name, TASKS)}")
     if not 1 <= num_held_out < 1000:
         raise ConfigError(f"task {name}: num_held_out = {num_held_out}; 1 to 999 is allowed")
     rows = [
@@ -70,8 +66,8 @@ def write_task(
     held_out = [rows[place] for place in sorted(order[:num_held_out])]
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
-    files = TaskFiles(*(directory / f"{part}.jsonl" for part in ("train", "held_out", "sft")))
-    for path, part in ((files.train, train), (files.held_out, held_out), (files.sft, train)):
+    files = TaskFiles(directory / "train.jsonl", directory / "held_out.jsonl")
+    for path, part in ((files.train, train), (files.held_out, held_out)):
         path.write_text("".join(json.dumps(row) + "\n" for row in part))
     return files
 

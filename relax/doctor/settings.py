@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
 from relax.algorithms import rules
-from relax.algorithms.custom import CUSTOM_FUNCTIONS
 from relax.config import Config, flag_of
-from relax.custom import Kind, check_source, load_function
+from relax.custom import check_source, load_function
 from relax.errors import ConfigError
 from relax.model_dir import read_config
 from relax.rewards import verifier
-from relax.rewards.verifiers import FLAG as REWARD
-from relax.rewards.verifiers import SIGNATURE as REWARD_SIGNATURE
-from relax.stages import filters
+from relax.stages.functions import FUNCTIONS, own_path
 
 NOT_BUILT = (
     "fully_async",
@@ -27,7 +25,6 @@ NOT_BUILT = (
     "max_staleness",
 )
 PATTERNS = ("only_train_params_name_list", "freeze_params_name_list")
-CALLED_BY = {"custom_advantage_path": "advantage", "custom_loss_path": "update"}
 
 
 def warnings_of(config: Config, command: str = "train") -> list[str]:
@@ -53,9 +50,8 @@ def without_effect(config: Config) -> Iterator[str]:
 def checked(config: Config) -> None:
     """Raise ConfigError for settings that do not fit together, or that are not built yet."""
     rules.check(config)
-    if faults := [*not_built(config), *unusable(config)]:
+    if faults := [*not_built(config), *unusable(config), *functions(config)]:
         raise ConfigError("\n".join(faults))
-    functions(config)
 
 
 def not_built(config: Config) -> list[str]:
@@ -149,38 +145,27 @@ def ranks_of(config: Config) -> int:
 # --- functions of the user's own, and our verifiers ----------------------------------------------
 
 
-def functions(config: Config) -> None:
-    """Raise ConfigError for a function that is not there or takes other parameters.
+def functions(config: Config) -> Iterator[str]:
+    """One line for each function that is not there or takes other parameters.
 
     Those of stages that run in this process are imported, as their stage will do in any case.
     """
-    if path := config.reward.custom_rm_path:
-        _check(config, "reward", path, REWARD, signature=REWARD_SIGNATURE)
-    else:
-        verifier(config.reward.rm_type)
-    for name, signature in CUSTOM_FUNCTIONS.items():
-        if path := rules.value_of(config, name):
-            stage = CALLED_BY.get(name, "reward")
-            _check(config, stage, path, flag_of(name), signature=signature)
-    if path := config.rollout.custom_generate_function_path:
-        flag = flag_of("custom_generate_function_path")
-        _check(config, "rollout", path, flag, signature=("conversation",), kind="async")
-    if (path := config.rollout.dynamic_sampling_filter_path) and not filters.is_named(path):
-        _check(config, "reward", path, filters.FLAG, signature=filters.SIGNATURE)
+    checks: list[Callable[[], object]] = [partial(_check, config, name) for name in FUNCTIONS]
+    if not config.reward.custom_rm_path:
+        checks.append(partial(verifier, config.reward.rm_type))
+    for check in checks:
+        try:
+            check()
+        except ConfigError as error:
+            yield str(error)
 
 
-def _check(
-    config: Config,
-    stage: str,
-    path: str,
-    flag: str,
-    *,
-    signature: tuple[str, ...],
-    kind: Kind = "plain",
-) -> None:
-    check_source(path, flag=flag, signature=signature, kind=kind)
-    if config.placement_of(stage) == "inline":
-        load_function(path, flag=flag, signature=signature, kind=kind)
+def _check(config: Config, name: str) -> None:
+    row, flag = FUNCTIONS[name], flag_of(name)
+    if path := own_path(config, name):
+        check_source(path, flag=flag, signature=row.parameters, kind=row.kind)
+        if config.placement_of(row.stage) == "inline":
+            load_function(path, flag=flag, signature=row.parameters, kind=row.kind)
 
 
 def vocabulary(config: Config) -> None:

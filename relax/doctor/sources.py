@@ -5,19 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Container
 from functools import partial
 
-from relax.algorithms import rules
-from relax.algorithms.custom import CUSTOM_FUNCTIONS
-from relax.config import Config, ModelSection, flag_of
-from relax.custom import identity
+from relax.config import Config, ModelSection
 from relax.data.rows import content_hash
-from relax.stages import STAGES, filters
+from relax.stages import STAGES
+from relax.stages.functions import FUNCTIONS, source_of
 from relax.store.fingerprint import model_fingerprint, tokenizer_hash
 
-SAMPLING = (
-    "custom_rm_path",
-    "custom_generate_function_path",
-    "dynamic_sampling_filter_path",
-)
 EVALUATION = {*STAGES["evaluate"].sources, "model"}
 
 
@@ -32,16 +25,9 @@ def fingerprints(config: Config, wanted: Container[str] | None = None) -> dict[s
         makers["eval_prompts"] = partial(content_hash, path)
     for name, directory in other_models(config.model).items():
         makers[name] = partial(model_fingerprint, directory)
-    for name in CUSTOM_FUNCTIONS:
-        if path := rules.value_of(config, name):
-            makers[name] = partial(identity, path, flag=flag_of(name))
-    for name in SAMPLING:
-        makers[name] = partial(_function, name, rules.value_of(config, name))
+    for name in FUNCTIONS:
+        makers[name] = partial(source_of, config, name)
     return {name: make() for name, make in makers.items() if wanted is None or name in wanted}
-
-
-def _function(name: str, path: str) -> str:
-    return path if not path or path in filters.FILTERS else identity(path, flag=flag_of(name))
 
 
 def other_models(settings: ModelSection) -> dict[str, str]:

@@ -1,6 +1,5 @@
 """Sampling engines behind one small protocol; nothing heavy is imported before one is opened."""
 
-import difflib
 import importlib
 import importlib.util
 
@@ -13,6 +12,7 @@ from relax.engines.protocol import (
     SamplingParams,
 )
 from relax.errors import ConfigError
+from relax.flags import nearest
 
 ENGINES = {
     "transformers": "relax.engines.embedded:TransformersEngine",
@@ -44,10 +44,8 @@ def open_engine(name: str, **options: object) -> Engine:
         ConfigError: an unknown name, or "vllm" where the package is not installed.
     """
     if name not in ENGINES:
-        near = difflib.get_close_matches(name, ENGINES, n=1, cutoff=0.0)[0]
-        raise ConfigError(
-            f"engine: {name!r} is unknown; did you mean {near!r}? ({', '.join(ENGINES)})"
-        )
+        known = ", ".join(ENGINES)
+        raise ConfigError(f"engine = {name!r}: known: {known}{nearest(name, ENGINES)}")
     if name == "vllm" and importlib.util.find_spec("vllm") is None:
         raise ConfigError(
             "engine: 'vllm' is not installed here; pip install 'relax-rl[vllm]' (CPU: "

@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from relax.custom import load_function
 from relax.engines.protocol import (
     Engine,
     FinishReason,
@@ -21,7 +20,7 @@ from relax.engines.protocol import (
     Response,
     SamplingParams,
 )
-from relax.errors import ArtifactError
+from relax.errors import ArtifactError, one_line
 
 FLAG = "--custom-generate-function-path"
 
@@ -146,11 +145,6 @@ def converse(
     return asyncio.run(_Table(engine, tokenizer).talk(requests, params, generate))
 
 
-def load_generate(path: str) -> Generate:
-    """The user's `async def generate(conversation)`; ConfigError when it is something else."""
-    return load_function(path, flag=FLAG, signature=("conversation",), kind="async")
-
-
 class _Table:
     """The conversations of a batch, and those among them that wait for the engine."""
 
@@ -223,7 +217,7 @@ async def _one(generate: Generate, conversation: Conversation, place: int) -> No
         raise
     except Exception as error:  # a user's function may fail in any way; all are one line for them
         raise ArtifactError(
-            f"{FLAG}: request {place}: {type(error).__name__}: {' '.join(str(error).split())}"
+            f"{FLAG}: request {place}: {type(error).__name__}: {one_line(error)}"
         ) from error
 
 

@@ -3,15 +3,12 @@
 from collections.abc import Callable
 from numbers import Real
 
-from relax.custom import load_function
 from relax.errors import ConfigError
 from relax.flags import nearest
 from relax.rewards.exact import exact
 from relax.rewards.math_answer import math_answer
 
 FLAG = "--custom-rm-path"
-SIGNATURE = ("response_text", "label")
-"""What the user's own function takes."""
 
 Verifier = Callable[[str, str], float]
 
@@ -31,9 +28,8 @@ def verifier(name: str) -> Verifier:
     return VERIFIERS[name]
 
 
-def custom(custom_path: str) -> Verifier:
-    """Load the user's verifier; what it returns must be a number, else ConfigError."""
-    function = load_function(custom_path, flag=FLAG, signature=SIGNATURE)
+def custom(function: Callable[[str, str], object], custom_path: str) -> Verifier:
+    """The user's function as a verifier; what it returns must be a number, else ConfigError."""
 
     def verify(response_text: str, label: str) -> float:
         reward = function(response_text, label)

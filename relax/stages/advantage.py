@@ -12,19 +12,19 @@ import torch
 from torch import Tensor
 
 from relax.algorithms import rules
-from relax.algorithms.custom import CUSTOM_FUNCTIONS
 from relax.algorithms.metrics import advantage_metrics
 from relax.algorithms.table import Algorithm
 from relax.algorithms.whole_rollout import Advantages, complete_groups, compute
 from relax.config import AlgorithmSection, Config, flag_of
-from relax.custom import load_function
 from relax.errors import ArtifactError, FunctionError
 from relax.schema import ADVANTAGES
 from relax.stages.columns import counted_masks, padded, score_lists
+from relax.stages.functions import loaded
 from relax.stages.metrics import metric_table
 from relax.stages.perform import Inputs, Warm
 from relax.store import Output, rows
 
+ADVANTAGE = "custom_advantage_path"
 ALL_TRUNCATED = (
     "every response is truncated and left out by mask_truncated: nothing is learned from them; "
     "raise rollout_max_response_len"
@@ -41,7 +41,7 @@ def run(config: Config, inputs: Inputs, output: Output, warm: Warm) -> None:
     batch = columns(reward, response, score_lists(inputs.run, inputs.step), settings, kept_B)
     if settings.mask_truncated and not batch["mask_BT"].any():
         print(f"warning: step {inputs.step}: {ALL_TRUNCATED}", file=sys.stderr)
-    found = computed(row, batch, settings)
+    found = computed(row, batch, config, loaded(config, ADVANTAGE, inputs.run.sources))
     length_B = np.array([len(tokens) for tokens in response.tokens])[kept_B]
     ids = {"sample_id": reward.sample_id[kept_B], "group_id": reward.group_id[kept_B]}
     output.write("advantages", advantage_table(found, batch["mask_BT"], length_B, ids))
@@ -58,17 +58,17 @@ def run(config: Config, inputs: Inputs, output: Output, warm: Warm) -> None:
     output.write("metrics", metric_table([metrics]))
 
 
-def computed(row: Algorithm, batch: dict[str, Tensor], settings: AlgorithmSection) -> Advantages:
+def computed(
+    row: Algorithm, batch: dict[str, Tensor], config: Config, custom: Callable | None
+) -> Advantages:
     """compute; what the user's own function gave wrong is told under its setting."""
-    name = "custom_advantage_path"
-    custom = loaded(settings, name)
     try:
-        return compute(row, batch, settings.model_dump(), custom)
+        return compute(row, batch, config.algorithm.model_dump(), custom)
     except ValueError as error:
         if custom is None or type(error) is not ValueError:
             raise
-        path = getattr(settings, name)
-        raise FunctionError(f"{flag_of(name)} = {path!r}: {error}") from None
+        path = rules.value_of(config, ADVANTAGE)
+        raise FunctionError(f"{flag_of(ADVANTAGE)} = {path!r}: {error}") from None
 
 
 def columns(
@@ -90,14 +90,6 @@ def columns(
         "group_id_B": torch.tensor(reward.group_id[kept_B]),
         **padded_BT,
     }
-
-
-def loaded(settings: AlgorithmSection, name: str) -> Callable | None:
-    """The user's own function that the setting `name` names, None where it is empty."""
-    path = getattr(settings, name)
-    if not path:
-        return None
-    return load_function(path, flag=flag_of(name), signature=CUSTOM_FUNCTIONS[name])
 
 
 def kept(group_id_B: np.ndarray, size: int, settings: AlgorithmSection) -> np.ndarray:

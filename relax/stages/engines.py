@@ -13,10 +13,11 @@ from typing import Any, Protocol
 from relax.config import Config, RolloutSection
 from relax.data.prompts import load_tokenizer
 from relax.engines import Engine, NotFiniteError, Request, SamplingParams, open_engine
-from relax.engines.conversation import Sampled, converse, load_generate, plain
+from relax.engines.conversation import Sampled, converse, plain
 from relax.engines.published import with_explicit_head
 from relax.errors import ArtifactError
 from relax.stages import Stage
+from relax.stages.functions import Named
 from relax.stages.models import given_model
 from relax.stages.pool import EnginePool
 from relax.stages.shard_faults import ShardFailed
@@ -27,7 +28,7 @@ from relax.trainer.publish import policy_hash
 
 @dataclass(frozen=True)
 class Shard:
-    """Requests that are sampled together, and how: `generate` names the user's function, if any.
+    """Requests that are sampled together, and how: `generate` is the user's function, if any.
 
     `first` is the place of the first request among those of all shards.
     """
@@ -36,7 +37,7 @@ class Shard:
     first: int
     requests: tuple[Request, ...]
     params: SamplingParams
-    generate: str = ""
+    generate: Named | None = None
     tokenizer: str = ""
 
 
@@ -94,11 +95,11 @@ def answered(engine: Engine, shards: Sequence[Shard]) -> Iterator[Done]:
 def _answered(engine: Engine, shards: Sequence[Shard]) -> Iterator[tuple[int, list[Sampled]]]:
     """(place of the shard, its responses)."""
     params = shards[0].params
-    if not shards[0].generate:
+    if shards[0].generate is None:
         batches = [shard.requests for shard in shards]
         yield from ((i, plain(found)) for i, found in engine.sample_batches(batches, params))
         return
-    generate, tokenizer = load_generate(shards[0].generate), load_tokenizer(shards[0].tokenizer)
+    generate, tokenizer = shards[0].generate.load(), load_tokenizer(shards[0].tokenizer)
     for place, shard in enumerate(shards):
         yield place, converse(engine, shard.requests, params, generate, tokenizer)
 

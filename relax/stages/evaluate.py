@@ -27,7 +27,7 @@ def run(config: Config, inputs: Inputs, output: Output, warm: Warm) -> None:
     tokenizer = load_tokenizer(config.model.hf_checkpoint)
     prompts = list(prompts_for(inputs.run, "eval_prompts", tokenizer, warm).prompts)
     engines_for(inputs.run, inputs.step, warm)
-    verify = configured_verifier(config.reward)
+    verify = configured_verifier(config, inputs.run.sources)
     answers, names = [], []
     for decoding, temperature, size in decodings(config):
         asked = [(p, i) for p in prompts for i in range(size)]
@@ -35,7 +35,7 @@ def run(config: Config, inputs: Inputs, output: Output, warm: Warm) -> None:
         where = f"evaluate: step {inputs.step}, {decoding}"
         params = eval_params(config, temperature)
         ids = [p.prompt_id for p, _ in asked]
-        responses = answer(config, warm, requests, params, where=where, prompt_ids=ids)
+        responses = answer(inputs, warm, requests, params, where=where, prompt_ids=ids)
         texts = tokenizer.batch_decode([r.tokens for r in responses], skip_special_tokens=True)
         for (p, i), response, text in zip(asked, responses, texts, strict=True):
             whose = f"{decoding} answer {i} to prompt {p.prompt_id}"
@@ -49,7 +49,7 @@ def run(config: Config, inputs: Inputs, output: Output, warm: Warm) -> None:
 
 
 def answer(
-    config: Config,
+    inputs: Inputs,
     warm: Warm,
     requests: list[Request],
     params: SamplingParams,
@@ -58,8 +58,9 @@ def answer(
     prompt_ids: list[int],
 ) -> list[Sampled]:
     """One answer a request, in their order, sampled in shards as rollouts are."""
-    size = config.rollout.rollout_shard_groups * config.rollout.n_samples_per_prompt
-    shards = cut(requests, size, params, config)
+    settings = inputs.run.config.rollout
+    size = settings.rollout_shard_groups * settings.n_samples_per_prompt
+    shards = cut(requests, size, params, inputs.run)
     done = dict(sampled(warm, shards, where=where, prompt_ids=prompt_ids, size=1))
     return [response for shard in shards for response in done[shard.number]]
 

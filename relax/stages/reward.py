@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import torch
 
+from relax.algorithms import rules
 from relax.algorithms.metrics import pass_rates
-from relax.config import AlgorithmSection, Config, RewardSection, flag_of
+from relax.config import Config, flag_of
 from relax.errors import ArtifactError, FunctionError
 from relax.rewards import Verifier, custom, verifier
 from relax.schema import REWARDS
-from relax.stages.advantage import loaded
+from relax.stages.functions import loaded
 from relax.stages.metrics import metric_table
 from relax.stages.perform import Inputs, Warm
 from relax.store import Output, rows
+
+POST_PROCESS = "custom_reward_post_process_path"
 
 
 def run(config: Config, inputs: Inputs, output: Output, warm: Warm) -> None:
@@ -32,7 +35,7 @@ def write_rewards(config: Config, inputs: Inputs, output: Output, *, sampled_by:
     response = rows(inputs.run.table(inputs.step, sampled_by, "responses"))
     prompt = rows(inputs.run.table(inputs.step, sampled_by, "prompts"))
     label_of = dict(zip(prompt.group_id.tolist(), prompt.label, strict=True))
-    verify = configured_verifier(config.reward)
+    verify = configured_verifier(config, inputs.run.sources)
     start = time.perf_counter()
     reward_B = np.array(
         [
@@ -45,7 +48,7 @@ def write_rewards(config: Config, inputs: Inputs, output: Output, *, sampled_by:
     output.measure("seconds/verify", time.perf_counter() - start)
     check_finite("reward", reward_B, response.sample_id, "the verifier")
     shaped_B = reward_B - overlong_penalty(config, response.response_len)
-    processed_B = post_processed(config.algorithm, shaped_B, response.group_id)
+    processed_B = post_processed(config, inputs.run.sources, shaped_B, response.group_id)
     check_finite("reward", processed_B, response.sample_id, "the post-processing")
     table = REWARDS.table(
         sample_id=response.sample_id,
@@ -92,26 +95,27 @@ def overlong_penalty(config: Config, length_B: np.ndarray) -> np.ndarray:
     return config.reward.overlong_penalty_factor * np.clip(excess_B / buffer, 0.0, 1.0)
 
 
-def configured_verifier(settings: RewardSection) -> Verifier:
+def configured_verifier(config: Config, sources: Mapping[str, str]) -> Verifier:
     """The user's own function where one is given, else the named one."""
-    if settings.custom_rm_path:
-        return custom(settings.custom_rm_path)
-    return verifier(settings.rm_type)
+    own = loaded(config, "custom_rm_path", sources)
+    if own is not None:
+        return custom(own, config.reward.custom_rm_path)
+    return verifier(config.reward.rm_type)
 
 
 def post_processed(
-    settings: AlgorithmSection, reward_B: np.ndarray, group_id_B: np.ndarray
+    config: Config, sources: Mapping[str, str], reward_B: np.ndarray, group_id_B: np.ndarray
 ) -> np.ndarray:
     """Rewards as advantages see them: through the user's own function where one is given."""
-    name = "custom_reward_post_process_path"
-    process = loaded(settings, name)
+    name, path = POST_PROCESS, rules.value_of(config, POST_PROCESS)
+    process = loaded(config, name, sources)
     if process is None:
         return reward_B
     found = process(torch.tensor(reward_B), torch.tensor(group_id_B))
     found_B = np.asarray(found, dtype=np.float64)
     if found_B.shape != reward_B.shape:
         raise ArtifactError(
-            f"{flag_of(name)} = {getattr(settings, name)!r}: gave shape {found_B.shape}; one "
+            f"{flag_of(name)} = {path!r}: gave shape {found_B.shape}; one "
             f"reward for each of {len(reward_B)} responses is needed"
         )
     return found_B

@@ -21,6 +21,7 @@ from relax.engines.conversation import Sampled
 from relax.errors import ArtifactError
 from relax.schema import IDS_PER_STEP, PROMPTS, RESPONSES
 from relax.stages.engines import Shard, engines_for, sampling_params
+from relax.stages.functions import named
 from relax.stages.metrics import metric_table
 from relax.stages.perform import Inputs, Unfinished, Warm
 from relax.stages.prompts import prompts_for
@@ -104,7 +105,7 @@ def sample_groups(
     """
     config = inputs.run.config
     most = config.rollout.rollout_shard_groups * groups.size
-    shards = cut(groups.requests, most, sampling_params(config.rollout), config)
+    shards = cut(groups.requests, most, sampling_params(config.rollout), inputs.run)
     parts = Parts(output, "responses")
     tables = finished_shards(parts, shards)
     mine = range(len(shards)) if inputs.shards is None else inputs.shards
@@ -143,9 +144,9 @@ def load_engines(inputs: Inputs, output: Output, warm: Warm) -> None:
     output.measure("seconds/load", time.perf_counter() - start)
 
 
-def cut(requests: list[Request], most: int, params: SamplingParams, config: Config) -> list[Shard]:
-    """Shards of `most` requests."""
-    generate = config.rollout.custom_generate_function_path
+def cut(requests: list[Request], most: int, params: SamplingParams, run: Run) -> list[Shard]:
+    """Shards of `most` requests, sampled as the run has it."""
+    generate = named(run.config, "custom_generate_function_path", run.sources)
     return [
         Shard(
             i // most,
@@ -153,7 +154,7 @@ def cut(requests: list[Request], most: int, params: SamplingParams, config: Conf
             tuple(requests[i : i + most]),
             params,
             generate,
-            config.model.hf_checkpoint,
+            run.config.model.hf_checkpoint,
         )
         for i in range(0, len(requests), most)
     ]

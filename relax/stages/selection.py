@@ -15,7 +15,8 @@ from relax.config import Config
 from relax.errors import ArtifactError
 from relax.schema import CANDIDATES, GROUP
 from relax.stages import reward as reward_stage
-from relax.stages.filters import Filter, load_filter
+from relax.stages.filters import Filter
+from relax.stages.functions import loaded
 from relax.stages.metrics import metric_table
 from relax.stages.perform import Inputs, Warm
 from relax.stages.rollout import rollout_metrics
@@ -33,8 +34,10 @@ def reward_round(config: Config, inputs: Inputs, output: Output, warm: Warm) -> 
     rewards = rows(reward_stage.write_rewards(config, inputs, output, sampled_by=sampled_by))
     prompts = rows(inputs.run.table(inputs.step, sampled_by, "prompts"))
     responses = rows(inputs.run.table(inputs.step, sampled_by, "responses"))
-    setting = config.rollout.dynamic_sampling_filter_path
-    reasons = why_not(load_filter(setting), setting, prompts.group_id, rewards, responses)
+    name = config.rollout.dynamic_sampling_filter_path
+    keep = loaded(config, "dynamic_sampling_filter_path", inputs.run.sources)
+    assert keep is not None
+    reasons = why_not(keep, name, prompts.group_id, rewards, responses)
     reward_of = {g: rewards.reward[rewards.group_id == g] for g in prompts.group_id}
     reward_G = [reward_of[g] for g in prompts.group_id]
     table = CANDIDATES.table(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,8 +23,8 @@ from relax.algorithms.loss import (
 )
 from relax.algorithms.objectives import M2POBounds
 from relax.config import Config
-from relax.stages.advantage import loaded
 from relax.stages.columns import counted_masks, score_lists
+from relax.stages.functions import loaded
 from relax.stages.metrics import metric_table
 from relax.stages.mismatch import Mismatch, warn
 from relax.stages.perform import Inputs, Warm
@@ -92,7 +92,10 @@ def update(
     ids, cut = [*groups], group_steps(config, step, len(groups))
     notes["groups"] = [[ids[g] for g in groups_G] for groups_G in cut]
     kept = inspection_dir(run, step)
-    return optimizer_steps(learners, config, step, [*groups.values()], inspect_dir=kept)
+    custom = loaded(config, "custom_loss_path", run.sources)
+    return optimizer_steps(
+        learners, config, step, [*groups.values()], custom=custom, inspect_dir=kept
+    )
 
 
 def optimizer_steps(
@@ -101,10 +104,12 @@ def optimizer_steps(
     step: int,
     groups: list[list[TrainSequence]],
     *,
+    custom: Callable[..., Any] | None = None,
     inspect_dir: Path | None = None,
 ) -> Metrics:
     """Cut a rollout's groups, in their seeded order, into optimizer steps and take them.
 
+    `custom` takes the place of the row's objective.
     `inspect_dir` gets the batch of a third non-finite step in a row, which ends the run.
     """
     metrics = []
@@ -124,7 +129,13 @@ def optimizer_steps(
         if step >= config.algorithm.num_critic_only_steps:
             first = place == 0
             found |= actor_step(
-                learners.actor, batch, config, counts, is_first=first, inspect_dir=inspect_dir
+                learners.actor,
+                batch,
+                config,
+                counts,
+                is_first=first,
+                custom=custom,
+                inspect_dir=inspect_dir,
             )
         metrics.append(found)
     return metrics
@@ -137,11 +148,11 @@ def actor_step(
     counts: StepCounts,
     *,
     is_first: bool,
+    custom: Callable[..., Any] | None = None,
     inspect_dir: Path | None = None,
 ) -> dict[str, float]:
     """One optimizer step of the actor. `is_first`: of its rollout, so that the ratio is known."""
     row, settings = rules.row_of(config), config.algorithm.model_dump()
-    custom = loaded(config.algorithm, "custom_loss_path")
     moved = not is_first or config.algorithm.use_rollout_logprobs
     bounded = row.bounds and custom is None
     temperature = config.rollout.rollout_temperature

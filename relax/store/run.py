@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,7 @@ import pyarrow as pa
 from pydantic import ValidationError
 
 from relax.config import Config
-from relax.errors import ArtifactError, ConfigError
-from relax.flags import changed
+from relax.errors import ArtifactError, ConfigError, one_line
 from relax.schema import TABLES
 from relax.store import disk
 from relax.store.arrow import content_hash, read_table
@@ -53,9 +52,8 @@ class Run:
             sources, length = dict(newest["sources"]), int(record["schedule_steps"])
             return cls(root, config, sources, length, record.get("fork", {}).get("at_step", 0))
         except (ValidationError, KeyError, TypeError) as error:
-            what = " ".join(str(error).split())
             raise ArtifactError(
-                f"{accepted[-1]}: not the settings of a run of this version: {what:.200}"
+                f"{accepted[-1]}: not the settings of a run of this version: {one_line(error):.200}"
             ) from None
 
     @classmethod
@@ -272,18 +270,14 @@ def _made_from(run: Run) -> MadeFrom:
 
 def _refuse_other_run(run: Run, config: Config, sources: dict[str, str], made: MadeFrom) -> None:
     """Only what no committed artifact depends on may differ from what the run was made with."""
-    before, after = _keyed(run.config), _keyed(config)
-    keyed = {name for name in made.sections if before[name] != after[name]}
-    lines = [line for line in changed(run.config, config) if _is_keyed(line, keyed, run.config)]
     read = made.sources | ({"model"} if "policy" in made.sources else set())
-    old, new = _comparable(run.sources, sources)
-    read |= {name for name in DECISIVE if bool(old.get(name)) != bool(new.get(name))}
+    read |= {n for n in DECISIVE if bool(run.sources.get(n)) != bool(sources.get(n))}
+    # Held-out prompts where only one of two calls evaluates are no difference.
+    read -= {"eval_prompts"} & (run.sources.keys() ^ sources.keys())
+    lines = differences(_keyed(run.config, made.sections), _keyed(config, made.sections))
     lines += [
         f"content of {line}"
-        for line in differences(
-            {name: old[name] for name in old.keys() & read},
-            {name: new[name] for name in new.keys() & read},
-        )
+        for line in differences(_chosen(run.sources, read), _chosen(sources, read))
     ]
     if lines:
         raise ConfigError(
@@ -293,21 +287,12 @@ def _refuse_other_run(run: Run, config: Config, sources: dict[str, str], made: M
         )
 
 
-def _comparable(old: dict[str, str], new: dict[str, str]) -> tuple[dict, dict]:
-    """Sources of two calls, less held-out prompts where only one call evaluates."""
-    alone = {"eval_prompts"} & (old.keys() ^ new.keys())
-    return {n: h for n, h in old.items() if n not in alone}, {
-        n: h for n, h in new.items() if n not in alone
-    }
+def _keyed(config: Config, names: Collection[str]) -> dict[str, Any]:
+    return {name: getattr(config, name).keyed() for name in names}
 
 
-def _keyed(config: Config) -> dict[str, dict[str, Any]]:
-    return {name: getattr(config, name).keyed() for name in type(config).model_fields}
-
-
-def _is_keyed(line: str, sections: set[str], config: Config) -> bool:
-    section, name = line.split(":", maxsplit=1)[0].split(".")
-    return section in sections and name in getattr(config, section).keyed()
+def _chosen(sources: dict[str, str], names: Collection[str]) -> dict[str, str]:
+    return {name: sources[name] for name in names if sources.get(name)}
 
 
 def _origin(root: Path) -> dict[str, Any]:

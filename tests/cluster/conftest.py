@@ -42,7 +42,7 @@ def steps(session, do):
 
 config = load_config(None, json.loads(sys.argv[1]))
 try:
-    launch(config, steps, perform, schedule_steps=1, last_stage="reward")
+    launch(config, "train", steps, perform)
 except (ValueError, KeyboardInterrupt) as error:
     sys.exit(f"{type(error).__name__}: {error}")
 """
@@ -161,7 +161,7 @@ def rolled_out(tmp_path_factory, settings):
             path = settings["custom_rm_path"].rsplit(":", 1)[0]
             own = {**settings, "custom_rm_path": f"{path}:{function}", "run_dir": str(run_dir)}
             steps = lambda session, do: do(session, 0, "rollout")  # noqa: E731
-            launch(load_config(None, own), steps, perform, schedule_steps=1, last_stage="rollout")
+            launch(load_config(None, own), "train", steps, perform)
             made[function] = own
         return made[function]
 

@@ -147,7 +147,7 @@ def test_a_dead_element_of_an_array_is_sent_again_alone(lab, settings, tmp_path,
 def rolled_out(settings, run_dir, **more):
     config = load_config(None, {**settings, "run_dir": str(run_dir), **more})
     steps = lambda session, do: do(session, 0, "rollout")  # noqa: E731
-    launch(config, steps, perform, schedule_steps=1, last_stage="rollout")
+    launch(config, "train", steps, perform)
     return Run.open(run_dir).committed(0, "rollout")
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -15,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
 
 from crash_lab import Lab
+from documented import with_prefect
 from prefect_server import PREFECT, ROOT
 from prefect_server import prefect_server as server_in
 
@@ -80,7 +82,7 @@ class Worker:
     def __init__(self, environment: dict[str, str], log: Path) -> None:
         with log.open("a") as output:
             self.process = subprocess.Popen(
-                [PREFECT, "worker", "start", "--pool", "relax"],
+                [PREFECT, *shlex.split(with_prefect()["worker start"])[1:]],
                 env=environment, cwd=ROOT, stdout=output, stderr=output, start_new_session=True,
             )  # fmt: skip
 
@@ -93,9 +95,9 @@ class Worker:
 
 @pytest.fixture(scope="session")
 def deployment(prefect_cli, prefect_server):
-    """The shipped deployments on a process pool, and a function that starts a worker."""
-    prefect_cli("work-pool", "create", "relax", "--type", "process")
-    prefect_cli("--no-prompt", "deploy", "--all")
+    """The shipped deployments on a process pool, as the README makes them; to start a worker."""
+    for line in ("work-pool create", "--no-prompt deploy"):
+        prefect_cli(*shlex.split(with_prefect()[line])[1:])
     workers = []
 
     def start_worker() -> Worker:

@@ -1,11 +1,16 @@
 """`relax train` and `evaluate` on runs that are there: what they read, say and start."""
 
 import shutil
+from types import SimpleNamespace
 
 import pytest
 
+from flows import opening, train
 from relax.cli import main
+from relax.doctor.start import check
+from relax.flags import load_config
 from relax.store import Run
+from tasks.stage import perform
 
 pytestmark = pytest.mark.integration
 
@@ -110,3 +115,26 @@ def test_the_cluster_is_asked_in_one_line(capsys, monkeypatch):
     assert main(["check", "--cluster"]) == 2
     said = capsys.readouterr().err
     assert said == 'relax check: no stage has placement = "job"; give --placement job\n'
+
+
+@pytest.mark.parametrize("words", [["--no-prefect"], []])
+def test_prompts_and_models_are_checked_once(settings, monkeypatch, words):
+    """Also where Prefect calls the flow, which has no more than its parameters."""
+    calls = []
+
+    def counting(config, command):
+        calls.append(command)
+        return check(config, command)
+
+    def flow(config, overrides, return_state):
+        train.run(load_config(config or None, overrides), perform)
+        return SimpleNamespace(is_cancelled=lambda: False, result=lambda: None)
+
+    monkeypatch.setattr(opening, "check", counting)
+    monkeypatch.setattr("flows.server.ensure_server", lambda: None)
+    monkeypatch.setattr(train, "train", flow)
+    assert main(["train", *flags({**settings, "num_rollout": 1}), *words]) == 0
+    assert calls == ["train"]
+    assert Run.open(settings["run_dir"]).num_updates() == 1
+    train.run(load_config(None, {**settings, "num_rollout": 1}), perform)
+    assert calls == ["train"] * 2  # nothing is handed on to a later flow

@@ -1,12 +1,15 @@
 """`prefect deployment run` against a real server and a real worker."""
 
 import json
+import re
+import shlex
 import time
 import urllib.request
 from collections import defaultdict
 from pathlib import Path
 
 import pytest
+from documented import ROOT, with_prefect
 
 from relax.store import Run
 from slurm.jobs import unfinished
@@ -52,6 +55,45 @@ def test_killed_worker_run_again_continues(settings, deployment, deployment_run,
     until(lambda: any(link in a["data"] for a in artifacts() if a["key"] is None), "no link")
 
 
+def test_the_readmes_own_line(deployment, prefect_cli, prefect_server, tmp_path):
+    """It trains by a recipe with another algorithm, and the log says what that one resets."""
+    deployment()
+    recipe = tmp_path / "recipe.toml"
+    shipped = (ROOT / "recipes/gsm8k_cpu.toml").read_text()
+    recipe.write_text(shipped.replace("eps_clip = 0.2\n", "eps_clip = 0.2\neps_clip_c = 3.0\n"))
+    row = {"question": "What is 1+1?", "answer": "#### 2"}
+    (tmp_path / "train.jsonl").write_text((json.dumps(row) + "\n") * 8)
+    line = with_prefect()["deployment run"]
+    for shown, here in {
+        "recipes/gsm8k_cpu.toml": recipe,
+        "gsm8k/train.jsonl": tmp_path / "train.jsonl",
+        "runs/cispo": tmp_path / "run",
+    }.items():
+        assert line.count(shown) == 1
+        line = line.replace(shown, str(here))
+    said = prefect_cli(*shlex.split(line)[1:], "--watch")
+    run = Run.open(tmp_path / "run")
+    assert run.num_updates() == 2
+    algorithm = run.config.algorithm
+    assert (algorithm.advantage_estimator, algorithm.eps_clip_c) == ("cispo", None)
+    reset = "cispo in place of grpo: reset, for cispo does not use them: eps_clip_c = 3.0"
+    (run_id,) = re.findall(r"UUID: (\S+)", said)
+    until(lambda: reset in log_of(prefect_server, run_id), "what was reset is not in the log")
+
+
+def test_what_jobs_write_is_in_the_log_and_not_on_the_terminal(settings, prefect_server, relax):
+    """`relax train` against a server, with the settings for Prefect that are shipped."""
+    given = {**settings, "num_rollout": 1, "reward_placement": "job"}
+    process = relax("train", given, prefect_server)
+    assert process.wait(timeout=300) == 0, process.log.read_text()
+    newest = of_server(prefect_server, "flow_runs", sort="START_TIME_DESC")[0]["id"]
+    asked_for = lambda line: line.endswith("CPUs, 1 asked for")  # noqa: E731
+    until(lambda: any(map(asked_for, log_of(prefect_server, newest))), "the job's output is lost")
+    said = process.log.read_text().splitlines()
+    assert [line for line in said if "asked for" in line or "low run" in line] == []
+    assert len(said) == 2, said  # the step, and what was computed
+
+
 def test_cancelling_takes_the_flow_and_its_jobs(
     settings, deployment, deployment_run, prefect_cli, prefect_server
 ):
@@ -65,10 +107,9 @@ def test_cancelling_takes_the_flow_and_its_jobs(
     prefect_cli("flow-run", "cancel", running)
     assert state_of(prefect_server, running) == "Cancelled"
     until(lambda: not unfinished(jobs), "a job lived on")
-    own = {"logs": {"flow_run_id": {"any_": [running]}}, "limit": 200}
-    logged = lambda: [line["message"] for line in of_server(prefect_server, "logs", **own)]  # noqa: E731
     # What jobs wrote is in their tasks' logs.
-    until(lambda: any("submitit" in line for line in logged()), "the jobs' output is not there")
+    logged = lambda: any("submitit" in line for line in log_of(prefect_server, running))  # noqa: E731
+    until(logged, "the jobs' output is not there")
 
 
 def test_cancelling_a_run_that_no_worker_watches(settings, prefect_server, prefect_cli, relax):
@@ -88,6 +129,12 @@ def test_without_a_server_prefect_brings_its_own(settings, relax, tmp_path):
     assert code == 0, output
     assert "starting a temporary Prefect server" in output
     assert Run.open(settings["run_dir"]).num_updates() == 2
+
+
+def log_of(environment, run_id: str) -> list[str]:
+    """The messages of a flow run and its tasks."""
+    own = {"logs": {"flow_run_id": {"any_": [run_id]}}, "limit": 200}
+    return [line["message"] for line in of_server(environment, "logs", **own)]
 
 
 def state_of(environment, run_id: str) -> str:

@@ -5,7 +5,7 @@ from pydantic import ValidationError
 
 from relax.config import Config, flag_of, section_of, sections
 from relax.errors import ConfigError
-from relax.flags import changed, load_config, require
+from relax.flags import load_config, require
 
 RESPONSES = "rollout_batch_size * n_samples_per_prompt = 256"
 BAD = {
@@ -176,12 +176,6 @@ def test_what_is_required_is_told_with_flag_and_key():
         "run.run_dir: not set; give --run-dir or [run] run_dir in the TOML file",
         "data.prompt_data: not set; give --prompt-data or [data] prompt_data in the TOML file",
     ]
-
-
-def test_changes_are_listed_by_section_and_field():
-    new = load_config(None, {"lr": "1e-5", "seed": "7"})
-    assert changed(Config(), new) == ["seeds.seed: 1234 -> 7", "update.lr: 1e-06 -> 1e-05"]
-    assert changed(new, new) == []
 
 
 def test_flag_names():

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from relax.custom import check_source, load_function, source_file, source_hash
+from relax.custom import check_source, identity, load_function, source_file
 from relax.errors import ConfigError, FunctionError
 
 SOURCE = """
@@ -49,7 +49,7 @@ def test_from_a_file_and_from_a_module(mine, monkeypatch):
     (package / "rewards.py").write_text(SOURCE.replace("2.0", "3.0"))
     monkeypatch.syspath_prepend(mine.parent)
     assert load("relax_test_package.rewards:scaled")("abc", "") == 9.0
-    assert source_file("relax_test_package.rewards:scaled") == package / "rewards.py"
+    assert source_file("relax_test_package.rewards:scaled", flag="--f") == package / "rewards.py"
 
 
 def test_a_file_is_run_once_and_again_when_it_changed(mine):
@@ -60,9 +60,10 @@ def test_a_file_is_run_once_and_again_when_it_changed(mine):
     assert first("abc", "") == 6.0
 
 
-def test_source_hash_is_that_of_the_bytes_and_runs_nothing(mine):
+def test_identity_is_the_hash_of_the_bytes_and_the_name_and_runs_nothing(mine):
     mine.write_text("raise RuntimeError\n")
-    assert source_hash(f"{mine}:f") == hashlib.sha256(b"raise RuntimeError\n").hexdigest()
+    known = hashlib.sha256(b"raise RuntimeError\n").hexdigest()
+    assert identity(f"{mine}:f", flag="--f") == f"{known}:f"
 
 
 def test_paths_that_are_none(mine):

@@ -4,7 +4,7 @@ import pytest
 
 from relax.config import flag_of, section_of, sections
 from relax.errors import ConfigError
-from relax.flags import build_parser, config_from_argv, load_config, nearest, overrides_of
+from relax.flags import build_parser, load_config, nearest, overrides_of
 from relax.flags import parse_flags as parse
 
 
@@ -21,7 +21,8 @@ def recipe(tmp_path):
 
 
 def config_of(*words):
-    return config_from_argv("relax train", "Train.", words)
+    known = parse(build_parser("relax train", "Train."), words)
+    return load_config(known.config, overrides_of(known))
 
 
 def fault(*words):
@@ -138,6 +139,68 @@ def test_an_allocation_that_is_not_there_is_told_without_the_whole_section():
         "settings: slurm.rollout_allocation = 'gpux': no such allocation; "
         "[slurm.allocations] has: none"
     )
+
+
+def test_rules_for_several_settings_are_all_told_with_faulty_fields(tmp_path):
+    path = tmp_path / "bad.toml"
+    together = [
+        f"{path}: over_sampling_batch_size = 4 without dynamic_sampling_filter_path: nothing would "
+        "be left out",
+        f"{path}: rollout_min_tokens = 999 is more than rollout_max_response_len = 256",
+        f"{path}: rollout_batch_size * n_samples_per_prompt = 256 is not num_steps_per_rollout * "
+        "global_batch_size = 5 * 48",
+    ]
+    broken = (
+        "[rollout]\nover_sampling_batch_size = 4\nrollout_min_tokens = 999\n"
+        "[update]\nglobal_batch_size = 48\n"
+    )
+    path.write_text(broken)
+    assert fault(str(path)).splitlines() == together
+    path.write_text(broken + "lr = 'x'\n[slurm]\nrollout_allocation = 'a'\n")
+    assert fault(str(path), "--clip-grad", "y").splitlines() == [
+        "--clip-grad = 'y': input should be a valid number, unable to parse string as a number",
+        f"{path}: slurm.rollout_allocation = 'a': no such allocation; [slurm.allocations] has: "
+        "none",
+        f"{path}: update.lr = 'x': input should be a valid number",
+        *together,
+    ]
+    # What does not fit a setting that is faulty itself says nothing.
+    path.write_text(broken.replace("[update]", "rollout_batch_size = 'x'\n[update]"))
+    assert fault(str(path), "--rollout-max-response-len", "0").splitlines() == [
+        "--rollout-max-response-len = '0': input should be greater than 0",
+        f"{path}: rollout.rollout_batch_size = 'x': input should be a valid integer",
+        together[0],
+    ]
+
+
+def test_faults_of_an_allocation_are_told_by_their_place(tmp_path):
+    path = tmp_path / "bad.toml"
+    path.write_text(
+        "[slurm]\nupdate_allocation = 'gpu'\n"
+        "[slurm.allocations.gpu]\ngpu_per_node = 1\nnodes = 'x'\nextra = {a = 1.5}\n"
+        "[slurm.allocations.cpu]\nzzz = 1\n"
+    )
+    assert fault(str(path)).splitlines() == [
+        f"{path}: slurm.allocations.gpu.gpu_per_node: no such key; did you mean gpus_per_node?",
+        f"{path}: slurm.allocations.cpu.zzz: no such key",
+        f"{path}: slurm.allocations.gpu.nodes = 'x': input should be a valid integer",
+        f"{path}: slurm.allocations.gpu.extra.a = 1.5: input should be a valid string or input "
+        "should be a valid integer",
+    ]
+    assert fault("--allocations", '{"gpu": {"gpu_per_node": 1, "nodes": 0}}').splitlines() == [
+        "--allocations: slurm.allocations.gpu.gpu_per_node: no such key; did you mean "
+        "gpus_per_node?",
+        "--allocations: slurm.allocations.gpu.nodes = 0: input should be greater than 0",
+    ]
+
+
+def test_all_allocations_that_are_not_there_are_told():
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, {"rollout_allocation": "a", "update_allocation": "b"})
+    assert [line.split(":")[1] for line in str(caught.value).splitlines()] == [
+        " slurm.rollout_allocation = 'a'",
+        " slurm.update_allocation = 'b'",
+    ]
 
 
 def test_a_name_of_an_evaluation_is_plain():

@@ -38,7 +38,7 @@ def test_setup_lines_of_a_whole_profile(profile):
     assert load_site(profile(PROFILE)).setup_lines(Path("/runs/x/code/ab")) == [
         "module load cuda/12.4",
         "ulimit -n 65536",
-        "export PYTHONPATH=/runs/x/code/ab",
+        "export PYTHONPATH=/runs/x/code/ab${PYTHONPATH:+:$PYTHONPATH}",
         "export PYTHONSAFEPATH=1",
         "export PYTHONUNBUFFERED=1",
         "export HF_HUB_OFFLINE=1",

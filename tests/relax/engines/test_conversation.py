@@ -8,9 +8,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from relax.engines import NotFiniteError, Request, Response, SamplingParams
 from relax.engines.calculator import calculate, generate
-from relax.engines.conversation import converse, load_generate, plain
+from relax.engines.conversation import converse, plain
 from relax.engines.embedded import TransformersEngine
-from relax.errors import ArtifactError, ConfigError
+from relax.errors import ArtifactError
 
 PROMPTS = [(40, 41, 42), (50, 51), (60,)]
 
@@ -174,13 +174,3 @@ def test_numbers_that_are_not_finite_name_the_conversation(tokenizer):
     with pytest.raises(NotFiniteError) as caught:
         converse(Broken(), requests_of(), SamplingParams(), again, tokenizer)
     assert caught.value.requests == (2,)
-
-
-def test_what_can_be_named(tmp_path):
-    assert load_generate("relax.engines.calculator:generate") is generate
-    path = tmp_path / "mine.py"
-    path.write_text("def plain(conversation): ...\nasync def other(talk): ...\n")
-    with pytest.raises(ConfigError, match="not an async function"):
-        load_generate(f"{path}:plain")
-    with pytest.raises(ConfigError, match=r"takes \(talk\); \(conversation\) is needed"):
-        load_generate(f"{path}:other")

@@ -29,7 +29,8 @@ def test_greedy_is_never_truncated():
 
 
 def test_unknown_engine_names_the_nearest():
-    with pytest.raises(ConfigError, match=r"engine: 'vlm' is unknown; did you mean 'vllm'\?"):
+    said = r"engine = 'vlm': known: transformers, vllm, external; did you mean vllm\?"
+    with pytest.raises(ConfigError, match=said):
         open_engine("vlm")
 
 

@@ -112,7 +112,7 @@ def test_a_setting_may_change_until_something_made_with_it_is_committed(tmp_path
     assert run.schedule_steps == 7
     attempt(tmp_path, "r", stage="reward").commit()
     for change, said in (
-        ({"rm_type": "exact"}, "reward.rm_type: 'math' -> 'exact'"),
+        ({"rm_type": "exact"}, 'reward.rm_type: "math" -> "exact"'),
         ({"sources": SOURCES}, 'content of custom_rm_path: "mended" -> null'),
     ):
         with pytest.raises(ConfigError, match=said):
