@@ -1,15 +1,19 @@
 """What only lays out an update's work may change in a run; a redo repeats what was."""
 
+import multiprocessing
+
 import numpy as np
 import pytest
+from process_group import joined, meeting_point
 from stage_cases import do, made_rollout, settings_of, stages_after_reward, started
 
 from relax.config import UpdateSection
 from relax.errors import ConfigError
-from relax.stages.perform import Warm
+from relax.stages.perform import Warm, perform
 from relax.stages.training import LAYOUT
 from relax.store import Run
 from relax.trainer import build
+from relax.trainer.numerics import make_deterministic
 
 PACKED = {"max_tokens_per_gpu": 40, "rollout_max_prompt_len": 30}
 ONE_BY_ONE = {**PACKED, "micro_batch_size": 1, "recompute_every": 1, "offload": "cpu"}
@@ -57,6 +61,34 @@ def test_the_layout_is_no_reason_to_refuse_a_run(continued):
     assert run.committed(0, "update") == kept
     with pytest.raises(ConfigError, match=r"a run with other settings: update\.lr"):
         continued(2, **PACKED, lr=1.0)
+
+
+def update_of_a_rank(rank, port, root, step):
+    """What a rank of two does in a job of an update."""
+    make_deterministic(1)
+    with joined(rank, 2, port, timeout_s=60):
+        perform(str(root), step, "update", f"attempt{step}")
+
+
+@pytest.mark.integration
+def test_several_ranks_move_to_another_layout_together(models, task, tmp_path):
+    layouts = (PACKED, {**PACKED, "micro_batch_size": 2, "offload": "cpu"})
+    context = multiprocessing.get_context("spawn")
+    for step, layout in enumerate(layouts):
+        run = started(settings_of(models, task, tmp_path / "run", num_rollout=9, **layout))
+        made_rollout(run, step, np.random.default_rng(step))
+        do(run, step, ["advantage"])
+        arguments = (meeting_point(), run.root, step)
+        ranks = [context.Process(target=update_of_a_rank, args=(r, *arguments)) for r in range(2)]
+        for process in ranks:
+            process.start()
+        for process in ranks:
+            process.join(120)
+        assert [process.exitcode for process in ranks] == [0, 0]
+    notes = [run.committed(step, "update").notes["layout"] for step in range(2)]
+    assert [note["offload"] for note in notes] == ["none", "cpu"]
+    assert measured(run, 1, "updates redone") == [1]
+    assert list((run.root / "checkpoints").iterdir()) == []
 
 
 def measured(run, step, measure):
