@@ -124,7 +124,7 @@ def deployment_run(prefect_cli):
 def relax(tmp_path):
     """Start `relax COMMAND` with settings as flags: relax("train", settings, environment).
 
-    Its output goes to a file, `process.log`.
+    Its output goes to a file, `process.log`. It leads a process group, as in a terminal.
     """
     started = []
 
@@ -136,7 +136,7 @@ def relax(tmp_path):
                 [sys.executable, "-c", "import sys; from relax.cli import main; sys.exit(main())",
                  command, *flags, *words],
                 env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)} | environment,
-                cwd=ROOT, stdout=output, stderr=subprocess.STDOUT,
+                cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
         process.log = log
         started.append(process)

@@ -1,8 +1,10 @@
 """`prefect deployment run` against a real server and a real worker."""
 
 import json
+import os
 import re
 import shlex
+import signal
 import time
 import urllib.request
 from collections import defaultdict
@@ -129,6 +131,22 @@ def test_without_a_server_prefect_brings_its_own(settings, relax, tmp_path):
     assert code == 0, output
     assert "starting a temporary Prefect server" in output
     assert Run.open(settings["run_dir"]).num_updates() == 2
+
+
+def test_ctrl_c_ends_a_flow_with_a_server_of_its_own(settings, relax, tmp_path):
+    """A terminal sends it to the whole group, and the flow still tells the server how it ended."""
+    process = relax(
+        "train", settings | {"num_rollout": 500}, {"PREFECT_HOME": str(tmp_path / "home")}
+    )
+    wait_for_updates(settings["run_dir"], 1)
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.wait(timeout=60) == 130, process.log.read_text()
+    said = process.log.read_text()
+    asked, ended = said.split("\nstopping after this stage; Ctrl-C again: at once\n")
+    assert asked.startswith("starting a temporary Prefect server")
+    line = f"stopped; run the same command again to continue {settings['run_dir']}\n"
+    assert re.sub(r"^step .*\n", "", ended, flags=re.M) == line
+    assert 1 <= Run.open(settings["run_dir"]).num_updates() < 500
 
 
 def log_of(environment, run_id: str) -> list[str]:
