@@ -2,6 +2,7 @@
 
 import json
 import struct
+import time
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,8 @@ def records(log: Path):
             place += left_in_block
             continue
         _, length, kind = struct.unpack("<IHB", data[place : place + 7])
+        if place + 7 + length > len(data):
+            return  # not written to its end yet
         whole += data[place + 7 : place + 7 + length]
         place += 7 + length
         if kind in (1, 4):  # a whole record, or the last piece of one
@@ -37,11 +40,21 @@ def records(log: Path):
             yield record
 
 
+def finished(log: Path, patience_s: float = 60.0):
+    """The records of a log that is finished: wandb's own process may write on after finish()."""
+    until = time.monotonic() + patience_s
+    while True:
+        found = list(records(log))
+        if any(record.HasField("exit") for record in found) or time.monotonic() > until:
+            return found
+        time.sleep(0.1)
+
+
 def history(run_dir: str) -> tuple[set[str], list[dict]]:
     """Run ids and logged rows of all offline logs below a run, read back from wandb's own files."""
     ids, logged = set(), []
     for log in sorted(Path(run_dir).glob("wandb/offline-run-*/*.wandb")):
-        for record in records(log):
+        for record in finished(log):
             if record.HasField("run"):
                 ids.add(record.run.run_id)
             if record.HasField("history"):
