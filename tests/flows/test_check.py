@@ -7,6 +7,7 @@ import pytest
 from flows import check as checks
 from relax.cli import main
 from slurm import records
+from slurm.outcome import Done
 from slurm.probe import Partition
 
 ALLOCATIONS = {
@@ -20,6 +21,10 @@ class Job:
     """One that wrote what its ranks found before anybody looked."""
 
     job_id = "7"
+
+    def outcome(self, watch, committed):
+        assert committed()
+        return Done()
 
 
 @pytest.fixture

@@ -63,15 +63,16 @@ def env(*more):
     return "env " + " ".join(f'{name}="${name}"' for name in (*names, *more))
 
 
-def test_values_with_spaces_reach_a_container(tmp_path):
+def test_values_with_spaces_reach_a_container(tmp_path, monkeypatch):
     """The lines of a script, run: what the command inside gets, though the image has its own."""
+    monkeypatch.setenv("PYTHONPATH", "/a theirs")
     site = Site(container="pyxis", image="i", environment={"WORDS": "a b$HOME"})
     python = site.python_command(shlex.quote(sys.executable))
     lines = [*site.setup_lines(tmp_path / "of me"), "export -n PYTHONPATH WORDS"]
     show = "import os; print(os.environ['PYTHONPATH'], os.environ['WORDS'], sep='|')"
     text = "\n".join([*lines, f"{python} -c {shlex.quote(show)}"])
     said = subprocess.run(["bash", "-c", text], capture_output=True, text=True, check=True).stdout
-    assert said == f"{tmp_path}/of me|a b$HOME\n"
+    assert said == f"{tmp_path}/of me:/a theirs|a b$HOME\n"
 
 
 def test_apptainer_wraps_the_interpreter(profile):
