@@ -30,6 +30,9 @@ class RunSection(Section):
     """Newest checkpoints that are kept."""
     async_save: bool = unkeyed(False)
     """Write a checkpoint while the policy is published, from a copy of the state in host memory."""
+    accept_drift: bool = unkeyed(False)
+    """Go on where a redone update gives another policy than was published (on another kind of
+    machine, or with other libraries or ranks); manifests of what is made from it note the drift."""
     num_threads: PositiveInt = 1
     """CPU threads of each stage; part of what makes a run repeatable to the bit."""
     min_free_gib: NonNegative = unkeyed(1.0)

@@ -17,7 +17,7 @@ from relax.stages.engines import checked_policy
 from relax.stages.metrics import metric_table
 from relax.stages.models import given_model
 from relax.stages.perform import Inputs, Warm
-from relax.stages.training import learners_before, trainer_options
+from relax.stages.training import learners_before, note_drift, trainer_options
 from relax.stages.update import response_sequences, update
 from relax.store import Output, Run, rows
 from relax.trainer.device import free_memory
@@ -48,6 +48,7 @@ def run(config: Config, inputs: Inputs, output: Output, warm: Warm) -> None:
             options,
             lambda learners, step: update(learners, config, inputs.run, step, {}),
         )
+        note_drift(learners, output)
         if "old_logp" in wanted:
             columns["old_logp"] = learners.actor.logp(sequences, options.temperature)
         if "value" in wanted:

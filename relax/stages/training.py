@@ -45,6 +45,8 @@ class Learners:
 
     actor: Actor
     critic: Critic | None
+    drift: str = ""
+    """Where a redo gave another policy than was published, and `accept_drift` let it pass."""
 
     @property
     def parts(self) -> Mapping[str, Learner]:
@@ -83,6 +85,7 @@ def train_and_publish(
     run, step = inputs.run, inputs.step
     learners = learners_before(run, step, warm, options, train)
     warm.learners_at = ""  # whole again only when this step is committed
+    note_drift(learners, output)
     output.notes["layout"] = {name: getattr(options, name) for name in LAYOUT}
     metrics = train(learners, step)
 
@@ -104,6 +107,12 @@ def train_and_publish(
     if learners.critic is not None:
         output.notes["critic"] = learners.critic.weights_hash()
     return metrics
+
+
+def note_drift(learners: Learners, output: Output) -> None:
+    """What is made by learners that drifted says so in its manifest."""
+    if learners.drift:
+        output.notes["drift"] = learners.drift
 
 
 def trainer_options(config: Config, *, temperature: float) -> TrainerOptions:
@@ -134,7 +143,7 @@ def rebuild_policy(run: Run, version: int, directory: Path) -> None:
     if saved != version:
         raise ArtifactError(f"{run.root}: no whole checkpoint of policy {version} to rebuild from")
     learners = _learners(run, options, path)
-    _check_redo(learners, run, version)
+    _checked_redo(learners, run, version)
     learners.actor.publish(directory, options.sampling_dtype)
 
 
@@ -173,12 +182,13 @@ def learners_before(
         learners = _learners(run, layouts[0], path)
         for redone, then in enumerate(layouts[1:], start=version):
             train(learners, redone)
-            _check_redo(learners, run, redone + 1)
+            learners = _checked_redo(learners, run, redone + 1)
             if then != learners.actor.options:
                 put_down = _put_down(learners, run, redone + 1)
+                drift = learners.drift
                 del learners  # before the next ones take their memory
                 free_memory()
-                learners = _learners(run, then, put_down)
+                learners = replace(_learners(run, then, put_down), drift=drift)
                 barrier()  # all ranks have read it
                 disk.remove_tree(put_down)
         warm.learners, warm.learners_at = learners, wanted
@@ -283,19 +293,26 @@ def _told(steps: Mapping[str, int | None]) -> str:
     return ", ".join(f"{name} at optimizer step {step}" for name, step in steps.items())
 
 
-def _check_redo(learners: Learners, run: Run, version: int) -> None:
-    """A redone step must give the policy that was published; ArtifactError where it does not."""
+def _checked_redo(learners: Learners, run: Run, version: int) -> Learners:
+    """A redone step must give the policy that was published.
+
+    ArtifactError where it does not, unless the settings accept the drift, which is told and noted.
+    """
     actor, critic = learners.actor, learners.critic
     manifest = run.published(version)
     assert manifest is not None
     same_critic = critic is None or critic.weights_hash() == manifest.notes["critic"]
     if actor.weights_hash() == run.policy_hash(version) and same_critic:
-        return
+        return learners
     difference = _first_difference(actor, run, version) if same_critic else ": the critic differs"
+    drift = f"redoing update {version - 1} gave another policy {version} than was published"
+    if run.config.run.accept_drift:
+        print(f"{run.root}: {drift}{difference}; accepted", file=sys.stderr)
+        return replace(learners, drift=drift + difference)
     raise ArtifactError(
-        f"{run.root}: redoing update {version - 1} gave another policy {version} than was "
-        f"published{difference}; continue on the kind of machine and "
-        "with the library versions of the first run, or start another --run-dir"
+        f"{run.root}: {drift}{difference}; continue on the kind of machine, with the ranks and the "
+        "library versions of the first run; or give --accept-drift to go on from what the redo "
+        "gave; or `relax fork` at a checkpoint"
     )
 
 

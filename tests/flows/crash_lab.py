@@ -208,8 +208,11 @@ def settings(folder: Path, run_dir: Path, **more: Any) -> dict[str, Any]:
 
 
 def flags(settings: dict[str, Any]) -> list[str]:
-    """The same as words of a command line."""
-    return [w for n, v in settings.items() for w in ("--" + n.replace("_", "-"), str(v))]
+    """The same as words of a command line; True needs no value."""
+    words = []
+    for name, value in settings.items():
+        words += ["--" + name.replace("_", "-")] + ([] if value is True else [str(value)])
+    return words
 
 
 def environment(**more: str) -> dict[str, str]:

@@ -4,6 +4,7 @@ import shutil
 from types import SimpleNamespace
 
 import pytest
+from crash_lab import flags
 
 from flows import opening, train
 from relax.cli import main
@@ -13,10 +14,6 @@ from relax.store import Run
 from tasks.stage import perform
 
 pytestmark = pytest.mark.integration
-
-
-def flags(given):
-    return [w for name, v in given.items() for w in ("--" + name.replace("_", "-"), str(v))]
 
 
 def test_an_evaluation_reads_the_runs_own_settings(settings, max3, capsys):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -10,6 +11,8 @@ from pathlib import Path
 
 import pytest
 from crash_lab import NUM_STEPS, Ended, Lab, committed, first_of
+
+from relax.store import Run
 
 pytestmark = pytest.mark.integration
 
@@ -201,7 +204,17 @@ def test_a_redo_that_gives_another_policy_stops_and_names_the_tensor(lab, run_di
     harm(path, "truncated")
     ended = lab.run(run_dir, drift=True, max_actor_ckpt_to_keep=2)
     said(ended, 1, "redoing update 1 gave another policy 2", "differs first, by")
+    said(ended, 1, "give --accept-drift to go on from what the redo gave; or `relax fork`")
     assert (NUM_STEPS - 1, "update") not in committed(run_dir)
+    hashes = [Run.open(run_dir).policy_hash(version) for version in range(NUM_STEPS)]
+    ended = lab.run(run_dir, drift=True, max_actor_ckpt_to_keep=2, accept_drift=True)
+    assert ended.code == 0
+    told = r"redoing update 1 gave another policy 2 than was published: \S+ differs first, by \S+"
+    assert re.search(f"{run_dir}: {told}; accepted", ended.output)
+    run = Run.open(run_dir)
+    assert [run.policy_hash(version) for version in range(NUM_STEPS)] == hashes
+    assert re.fullmatch(told, run.committed(NUM_STEPS - 1, "update").notes["drift"])
+    assert "drift" not in run.committed(0, "update").notes
 
 
 # --- a full disk -----------------------------------------------------------------------------

@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
+from crash_lab import flags
 
 from flows import train
 from relax.cli import main
@@ -86,9 +87,7 @@ def test_it_goes_on_where_the_run_stopped_reading(forked):
 def test_its_own_steps_are_bound_to_their_settings_as_ever(forked, capsys):
     _, settings = forked
     do(settings, lr=3e-3)
-    arguments = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
-    words = [word.replace("_", "-") if word.startswith("--") else word for word in arguments]
-    assert main(["train", *words, "--no-prefect", "--lr", "1e-3"]) == 2
+    assert main(["train", "--no-prefect", *flags({**settings, "lr": 1e-3})]) == 2
     said = capsys.readouterr().err
     assert "update.lr: 0.003 -> 0.001" in said and "relax fork" in said
 
