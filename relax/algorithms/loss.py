@@ -252,24 +252,25 @@ def silenced(objective: Objective, given: Mapping[str, Any], *tensors_BT: Tensor
 
 @torch.no_grad()
 def drift(batch: Batch, old_logp_BT: Tensor, settings: Mapping[str, Any]) -> dict[str, Tensor]:
-    """How far the policy is from the one before the update, from the engine's, from the teacher.
-
-    The engine's cannot be seen where its log-probabilities stand in for the old ones.
-    """
+    """How far the policy is from the one before the update, and the engine's from the teacher."""
     mask_BT = batch["mask_BT"]
     logp_BT, old_BT = valid(mask_BT, batch["logp_BT"], old_logp_BT)
     means = {"train/ppo_kl": old_BT - logp_BT, "train/ois": exp_ratio(logp_BT, old_BT)}
-    if "rollout_logp_BT" not in batch:
-        return means
-    (rollout_BT,) = valid(mask_BT, batch["rollout_logp_BT"])
-    if not settings["use_rollout_logprobs"]:
-        gap_BT = old_BT - rollout_BT
-        means |= {
-            "train/train_rollout_logprob_abs_diff": gap_BT.abs(),
-            "train/mismatch_kl": -gap_BT,
-            "train/mismatch_k3_kl": kl.estimate(rollout_BT, old_BT, "k3"),
-        }
     if settings["use_opd"]:
-        (teacher_BT,) = valid(mask_BT, batch["teacher_logp_BT"])
-        means["train/opd_kl_term"] = rollout_BT - teacher_BT
+        engine_BT, teacher_BT = valid(mask_BT, batch["rollout_logp_BT"], batch["teacher_logp_BT"])
+        means["train/opd_kl_term"] = engine_BT - teacher_BT
     return means
+
+
+def mismatch(trainer_logp_N: Tensor, rollout_logp_N: Tensor) -> dict[str, Tensor]:
+    """How far the trainer is from the engine that sampled, by valid token: what is to be averaged.
+
+    The trainer's log-probabilities are those before the update: with d = trainer - rollout, |d|,
+    -d and exp(d) - 1 - d.
+    """
+    gap_N = trainer_logp_N - rollout_logp_N
+    return {
+        "train/train_rollout_logprob_abs_diff": gap_N.abs(),
+        "train/mismatch_kl": -gap_N,
+        "train/mismatch_k3_kl": kl.estimate(rollout_logp_N, trainer_logp_N, "k3"),
+    }

@@ -165,7 +165,8 @@ class UpdateSection(Section):
     freeze_params_name_list: Strings = ()
     """Regular expressions: parameters whose name matches one are not trained."""
     skip_zero_advantage: bool = False
-    """Leave responses out that move nothing; metrics over all tokens are then not reported."""
+    """Leave responses out that move nothing; metrics over all tokens are then not reported, and
+    the engine is compared on those that are left."""
 
     @model_validator(mode="before")
     @classmethod

@@ -1,31 +1,39 @@
 """How far the sampling engine's log-probabilities are from the trainer's, token by token.
 
-Their means are metrics of the loss; this keeps the largest, and warns. Shapes: B responses,
-T response positions.
+Shapes: B responses, T response positions, N valid tokens.
 """
 
 from __future__ import annotations
 
 import sys
+from collections import defaultdict
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
+from relax.algorithms.loss import mismatch
 from relax.store import Output
-from relax.trainer.ranks import gather
+from relax.trainer.ranks import add_up, gather
 from relax.trainer.sequences import LossParts, StepLoss
 
 MEAN = "train/train_rollout_logprob_abs_diff"
 LARGEST = "train/train_rollout_logprob_abs_max"
 K3 = "train/mismatch_k3_kl"
+TOKENS = "tokens"
 
 
 class Mismatch:
-    """Watches the micro-batches of one optimizer step."""
+    """Watches the micro-batches of one optimizer step.
 
-    def __init__(self) -> None:
+    own: compare what this pass computes although the batch has old log-probabilities, for these
+    are the engine's (use_rollout_logprobs).
+    """
+
+    def __init__(self, own: bool = False) -> None:
+        self._own = own
         self._largest = [torch.zeros(())]
+        self._sums: defaultdict[str, float] = defaultdict(float)
 
     def watching(self, loss: StepLoss) -> StepLoss:
         """The same loss, seen."""
@@ -41,16 +49,23 @@ class Mismatch:
 
         The trainer's are those before the updates, where they were computed, else this pass's own.
         """
-        trainer_BT = tensors.get("old_logp_BT", tensors["logp_BT"]).detach()
-        gap_BT = (trainer_BT.float() - tensors["rollout_logp_BT"].float()).abs()
-        valid_N = gap_BT[tensors["mask_BT"] != 0]
-        if len(valid_N):
-            self._largest.append(valid_N.max())
+        known = "old_logp_BT" in tensors and not self._own
+        trainer_BT = tensors["old_logp_BT" if known else "logp_BT"].detach().float()
+        valid_BT = tensors["mask_BT"] != 0
+        trainer_N, engine_N = trainer_BT[valid_BT], tensors["rollout_logp_BT"].float()[valid_BT]
+        found = mismatch(trainer_N, engine_N)
+        if len(engine_N):
+            self._largest.append(found[MEAN].max())
+        for name, value_N in found.items():
+            self._sums[name] += value_N.double().sum().item()
+        self._sums[TOKENS] += len(engine_N)
 
     def metrics(self) -> dict[str, float]:
-        """The largest difference over all micro-batches and ranks, in nats."""
+        """In nats, over the valid tokens of all micro-batches and ranks: means and largest."""
+        sums = add_up(self._sums)
+        tokens = max(sums.pop(TOKENS), 1)
         mine = max(value.item() for value in self._largest)
-        return {LARGEST: max(gather(mine))}
+        return {name: value / tokens for name, value in sums.items()} | {LARGEST: max(gather(mine))}
 
 
 def warn(output: Output, step: int, metrics: Mapping[str, float], threshold: float) -> None:

@@ -159,21 +159,22 @@ def actor_step(
     bounds = whole_bounds(actor, batch, row, settings, temperature) if bounded and moved else None
     loss = step_loss(row, settings, counts, bounds=bounds, custom_objective=custom)
     trained = moving(batch) if config.update.skip_zero_advantage else batch
-    mismatch = Mismatch()
+    # The trainer's log-probabilities before the update: not the batch's where the engine's stand
+    # in their place, but this pass's own while nothing has moved.
+    hidden = config.algorithm.use_rollout_logprobs
+    mismatch = Mismatch(own=hidden)
 
     def parts(tensors: Mapping[str, torch.Tensor]) -> LossParts:
         return LossParts(*loss(tensors))
 
-    hidden = config.algorithm.use_rollout_logprobs  # the trainer's own are not known then
-    watched = parts if hidden else mismatch.watching(parts)
+    measured = is_first or not hidden
+    watched = mismatch.watching(parts) if measured else parts
     found = actor.train_step(trained, watched, inspect_dir=inspect_dir)
     own = bound_metrics(bounds, row) if bounded else {}
     metrics = _named(found, "train/") | own | overlap_metric(batch, counts)
-    if not hidden:
-        metrics |= mismatch.metrics()
     if config.update.skip_zero_advantage:
-        return {name: metrics[name] for name in metrics if name in KNOWN_WHEN_SKIPPING}
-    return metrics
+        metrics = {name: metrics[name] for name in metrics if name in KNOWN_WHEN_SKIPPING}
+    return metrics | (mismatch.metrics() if measured else {})
 
 
 def moving(batch: list[TrainSequence]) -> list[TrainSequence]:

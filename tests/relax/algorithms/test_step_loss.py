@@ -10,6 +10,7 @@ from relax.algorithms.loss import (
     StepCounts,
     bound_metrics,
     critic_loss,
+    mismatch,
     old_logp,
     selected,
     step_bounds,
@@ -62,10 +63,6 @@ def test_grpo_golden():
             "silenced_frac": 2 / 3,
             "ppo_kl": (-LN2 + 0 + LN2) / 3,
             "ois": (2 + 1 + 0.5) / 3,
-            # d = old - rollout = -ln 2, 0, ln 2
-            "train_rollout_logprob_abs_diff": 2 * LN2 / 3,
-            "mismatch_kl": 0.0,
-            "mismatch_k3_kl": ((0.5 - 1 + LN2) + (2 - 1 - LN2)) / 3,
         },
         abs=1e-6,
     )
@@ -178,8 +175,19 @@ def test_metrics_without_a_meaning_are_absent():
     found, _ = evaluate("grpo")
     for name in ("tis", "opsm_clipfrac", "kl_loss", "opd_kl_term", "m2po_eps_low"):
         assert name not in found
-    found, _ = evaluate("grpo", {"use_rollout_logprobs": True})
-    assert not [name for name in found if name.startswith("mismatch")]
+
+
+def test_mismatch_golden():
+    """d = trainer - rollout = -ln 2, 0, ln 2."""
+    found = mismatch(torch.tensor([-1.0 - LN2, -2.0, -3.0 + LN2]), torch.tensor([-1.0, -2.0, -3.0]))
+    wanted = {
+        "train/train_rollout_logprob_abs_diff": [LN2, 0.0, LN2],
+        "train/mismatch_kl": [LN2, 0.0, -LN2],
+        "train/mismatch_k3_kl": [0.5 - 1 + LN2, 0.0, 2 - 1 - LN2],
+    }
+    assert found.keys() == wanted.keys()
+    for name, values in wanted.items():
+        torch.testing.assert_close(found[name], torch.tensor(values))
 
 
 def test_distillation_term_is_reported_before_its_coefficient():

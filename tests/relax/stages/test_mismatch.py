@@ -36,8 +36,28 @@ def test_the_largest_difference_of_valid_tokens_over_micro_batches():
     )
     assert mismatch.metrics()[LARGEST] == 0.5
     watched({"logp_BT": engine_BT, "rollout_logp_BT": engine_BT + 7, "mask_BT": 0 * mask_BT})
-    assert mismatch.metrics()[LARGEST] == 0.5
     assert len(seen) == 3
+    found = mismatch.metrics()  # gaps: .25, .25, 0, .5
+    assert found[LARGEST] == 0.5
+    assert found[MEAN] == 0.25
+    assert found["train/mismatch_kl"] == -0.25
+    k3 = [math.exp(d) - 1 - d for d in (0.25, 0.25, 0.0, 0.5)]
+    assert found["train/mismatch_k3_kl"] == pytest.approx(sum(k3) / 4)
+
+
+def test_where_the_engines_stand_in_for_the_old_ones_this_pass_is_compared():
+    ensure_group()
+    mismatch = Mismatch(own=True)
+    engine_BT, mask_BT = torch.tensor([[-1.0, -2.0]]), torch.ones(1, 2)
+    mismatch.see(
+        {
+            "logp_BT": engine_BT - 0.5,
+            "old_logp_BT": engine_BT,
+            "rollout_logp_BT": engine_BT,
+            "mask_BT": mask_BT,
+        }
+    )
+    assert mismatch.metrics()[MEAN] == mismatch.metrics()[LARGEST] == 0.5
 
 
 def metrics_of(run, step):

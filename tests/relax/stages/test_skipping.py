@@ -7,6 +7,7 @@ from relax.algorithms.loss import StepCounts
 from relax.algorithms.rules import check
 from relax.errors import ConfigError
 from relax.flags import load_config
+from relax.stages.mismatch import LARGEST, MEAN
 from relax.stages.update import actor_step, moving
 from relax.trainer.actor import Actor
 from relax.trainer.options import TrainerOptions
@@ -66,6 +67,10 @@ def test_same_step(name, model):
     clipped = ("train/pg_clipfrac_pos", "train/pg_clipfrac_neg")
     for metric in ("train/loss", "train/grad_norm", "train/silenced_frac", *clipped):
         assert metrics[True][metric] == pytest.approx(metrics[False][metric], rel=1e-5, abs=1e-7)
+    for skipping, seen in ((False, batch), (True, moving(batch))):
+        gaps = np.concatenate([s.fields["old_logp"] - s.fields["rollout_logp"] for s in seen])
+        assert metrics[skipping][MEAN] == pytest.approx(np.abs(gaps).mean(), rel=1e-5)
+        assert metrics[skipping][LARGEST] == pytest.approx(np.abs(gaps).max(), rel=1e-5)
 
 
 def test_half_of_the_responses_are_left_out():
