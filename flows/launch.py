@@ -47,6 +47,7 @@ def launch(
         progress,
         around(session),
     ):
+        progress.begin(session.run.first_step)
         session.plan = planned(steps, session)
         steps(session, do)
         session.finish()

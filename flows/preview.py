@@ -21,8 +21,12 @@ BEFORE = "ID_OF_THE_JOB_BEFORE"
 def preview(config: Config, steps: Callable[[Any, Do], None]) -> str:
     """What `steps` would run where; one script for all jobs that differ by their step alone."""
     there = (Path(config.run.run_dir) / "run.json").exists()
-    first_step = Run.open(config.run.run_dir).first_step if there else 0
-    run = SimpleNamespace(first_step=first_step, manifest=lambda step, stage: None)
+    known = Run.open(config.run.run_dir) if there else None
+    run = SimpleNamespace(
+        first_step=known.first_step if known else 0,
+        num_updates=known.num_updates if known else lambda: 0,
+        manifest=lambda step, stage: None,
+    )
     session = SimpleNamespace(config=config, run=run)
     jobs: dict[tuple[str, ...], list[int]] = {}
     inline: dict[str, int] = {}

@@ -50,6 +50,11 @@ class Progress:
     def __exit__(self, *_: object) -> None:
         self.bar.stop()
 
+    def begin(self, first_step: int) -> None:
+        """Steps before it are another run's."""
+        if self.last_stage != "evaluate":
+            self.bar.reset(self.task, completed=first_step)
+
     def report(self, root: Path, manifest: Manifest, reused: bool) -> None:
         """One finished stage."""
         self.reused, self.computed = self.reused + reused, self.computed + (not reused)

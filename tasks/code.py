@@ -9,7 +9,7 @@ import socket
 from pathlib import Path
 
 from relax.config import Config, flag_of
-from relax.custom import source_file
+from relax.custom import source_file, split
 from relax.errors import ArtifactError
 from relax.stages.functions import FUNCTIONS, copied_as, own_path
 from relax.store import Run, disk
@@ -46,8 +46,9 @@ def _files(config: Config) -> dict[Path, Path]:
     }
     for setting in FUNCTIONS:
         if path := own_path(config, setting):
-            source = source_file(path, flag=flag_of(setting))
-            files[copied_as(setting, source)] = source
+            given = split(path, flag_of(setting))[0]
+            if given.endswith(".py"):
+                files[copied_as(setting, given)] = source_file(path, flag=flag_of(setting))
     return files
 
 

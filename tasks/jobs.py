@@ -75,8 +75,9 @@ def _pause(session: Session, seconds: float) -> None:
 def _checked(session: Session, step: int, stage: str, job: Job) -> Outcome:
     """What has become of the job; raises its error once neither it nor a manifest is there.
 
-    Failed: the rest is to be submitted, of what it left when it was asked to stop, or of an array
-    whose elements died while others made what they were for.
+    Failed: the rest is to be submitted, of what it left when it was asked to stop, of an array
+    whose elements died while others made what they were for, or of a job that was submitted ahead
+    and never began.
     """
     name = f"{step:06d}-{stage}"
     outcome = job.outcome(session.watch, lambda: session.run.manifest(step, stage) is not None)
@@ -87,9 +88,12 @@ def _checked(session: Session, step: int, stage: str, job: Job) -> Outcome:
     if "STOPPED" in states and outcome.state in ("COMPLETED", "ENDED"):
         outcome = Failed("STOPPED", "it was asked to stop, and nobody queued it again")
     error = job.gave_up(outcome, name)
-    _cancel_ahead(session)
+    session.cancel_ahead()
     if outcome.state == "STOPPED":
         print(f"{name}: job {job.job_id} was stopped: what it left goes out again", file=sys.stderr)
+    elif not states and (records.read(job.folder / records.JOB) or {}).get("after"):
+        # What it waited for may have done its part all the same, before it ended badly.
+        print(f"{name}: {outcome.reason}; it goes out again in its turn", file=sys.stderr)
     elif "FAILED" not in states and _made_shards(session, step, stage, job):
         print(
             f"{name}: elements of job {job.job_id} died: their shards go out again", file=sys.stderr
@@ -115,20 +119,12 @@ def _tell(name: str, job: Job, outcome: Outcome, told: set[Outcome]) -> None:
     print(f"{name}: its job {job.job_id} {state}{reason}; waiting", file=sys.stderr)
 
 
-def _cancel_ahead(session: Session) -> None:
-    """End what waits for a job that will not end well. The cluster does so too, but later."""
-    if session.ahead is not None:
-        records.give_up(session.ahead.folder, "CANCELLED", "the job before it did not end well")
-        session.ahead.cancel()
-    session.ahead = None
-
-
 def _stop(session: Session, job: Job) -> NoReturn:
     """The user asked to stop: cancel the job, unless detached, and leave."""
     if session.config.slurm.detach:
         raise Stopped(f"stopped; job {job.job_id} goes on, run the same command to wait for it")
     records.give_up(job.folder, "CANCELLED", "the flow was stopped")
-    _cancel_ahead(session)
+    session.cancel_ahead()
     if not job.cancel():
         raise Stopped(
             f"stopped, but job {job.job_id} may go on: scancel failed or was not answered; "

@@ -62,9 +62,18 @@ class Session:
         self._settle()
 
     def stop_if_asked(self) -> None:
-        """Leave when the user asked to stop and no job is in hand."""
+        """Leave when the user asked to stop and no job is in hand, but one that was sent ahead."""
         if self.stopping.is_set():
+            if not self.config.slurm.detach:
+                self.cancel_ahead()
             raise Stopped(f"stopped; run the same command again to continue {self.run.root}")
+
+    def cancel_ahead(self) -> None:
+        """End what waits for a job that will not end well. The cluster does so too, but later."""
+        if self.ahead is not None:
+            records.give_up(self.ahead.folder, "CANCELLED", "the job before it did not end well")
+            self.ahead.cancel()
+        self.ahead = None
 
     def served(self, job: Job) -> None:
         """A job gave what it was for: nobody asks about it again, and its folder is tidied."""

@@ -6,7 +6,7 @@ import itertools
 import json
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,8 @@ def fork(argv: Sequence[str]) -> int:
     scratch = new.with_name(f".{new.name}.part")
     disk.remove_tree(scratch)
     link_history(run, step, scratch)
-    write_records(run, scratch, run_dir=new, fork={"run": str(run.root), "at_step": step})
+    origin = {"fork": {"run": str(run.root), "at_step": step}}
+    write_records(run, scratch, {"run": {"run_dir": str(new)}}, **origin)
     disk.sync_tree(scratch)
     disk.rename(scratch, new)
     disk.fsync_dir(new.parent)
@@ -86,12 +87,15 @@ def _link(source: str, target: str) -> None:
         shutil.copyfile(source, target)
 
 
-def write_records(run: Run, target: Path, *, run_dir: Path, **added: Any) -> None:
-    """Give `target` the run's records, as of a run that is in `run_dir`."""
+def write_records(
+    run: Run, target: Path, changed: Mapping[str, Mapping[str, Any]], **added: Any
+) -> None:
+    """Give `target` the run's records, with settings `changed` and `added` to run.json."""
     record = json.loads((run.root / "run.json").read_bytes())
     newest = max((run.root / "config").glob("[0-9]*.json"))
     accepted = json.loads(newest.read_bytes())
-    accepted["config"]["run"]["run_dir"] = str(run_dir)
+    for section, settings in changed.items():
+        accepted["config"][section] |= settings
     disk.make_dir(target / "config")
     for name, value in (("config/0001.json", accepted), ("run.json", record | added)):
         disk.write_bytes(target / name, (json.dumps(value, indent=1) + "\n").encode())

@@ -5,13 +5,14 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
 from relax.analytics.fork import link_history, write_records
 from relax.errors import ConfigError
 from relax.flags import command_parser
-from relax.store import Manifest, Run
+from relax.store import Manifest, Run, disk
 
 EXAMPLES = """example:
   relax replay runs/x --step 12
@@ -30,9 +31,16 @@ def replay(argv: Sequence[str]) -> int:
     parser.add_argument("--step", type=int, required=True, help="the step")
     given = parser.parse_args(argv)
     run = Run.open(given.run)
+    if given.step < run.first_step:
+        raise ConfigError(
+            f"--step {given.step}: {run.root} was forked at step {run.first_step}; replay earlier "
+            "ones in the run that they come from (see run.json)"
+        )
     stages = committed_stages(run, given.step)
     if not stages:
         raise ConfigError(f"--step {given.step}: nothing of it is committed in {run.root}")
+    for leftover in run.root.glob(".replay-*"):  # of one that was killed
+        disk.remove_tree(leftover)
     same = True
     with tempfile.TemporaryDirectory(prefix=".replay-", dir=run.root) as scratch:
         for manifest, found in performed(run, stages, Path(scratch)):
@@ -57,9 +65,18 @@ def performed(
 
     step, warm = stages[0].step, Warm()
     link_history(run, step, scratch)
-    write_records(run, scratch, run_dir=scratch)
+    write_records(run, scratch, {"run": {"run_dir": str(scratch)}, "update": _layout(stages)})
     for manifest in stages:
         yield manifest, perform(str(scratch), step, manifest.stage, "replay", warm)
+
+
+def _layout(stages: Sequence[Manifest]) -> dict[str, Any]:
+    """How the update was laid out, which the run may do otherwise by now; here by one process."""
+    noted = [manifest.notes["layout"] for manifest in stages if "layout" in manifest.notes]
+    if not noted:
+        return {}
+    packed = not noted[0]["micro_batch_size"]
+    return {**noted[0], "use_dynamic_batch_size": packed, "num_replicas": 1}
 
 
 def differences(run: Run, old: Manifest, scratch: Path, new: Manifest) -> Iterator[str]:

@@ -72,6 +72,15 @@ class Config(Section):
         """Responses of one rollout."""
         return self.rollout.rollout_batch_size * self.rollout.n_samples_per_prompt
 
+    def longest_sequence(self, context_len: int = 0) -> int:
+        """Tokens of the longest prompt with the longest response of a rollout.
+
+        Several turns share the room of one response. context_len: the model's own limit; 0: none.
+        """
+        longest = self.data.rollout_max_prompt_len + self.rollout.rollout_max_response_len
+        limits = (longest, self.rollout.rollout_max_context_len, context_len)
+        return min(limit for limit in limits if limit)
+
     @property
     def optimizer_steps(self) -> int:
         """Optimizer steps per rollout."""

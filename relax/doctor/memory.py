@@ -30,7 +30,9 @@ def memory(config: Config, size: ModelSize, *, ranks: int, gpu: bool) -> dict[st
     width = dtype_bytes(update.rollout_dtype, gpu)
     shard = min(config.rollout.rollout_shard_groups, config.rollout.rollout_batch_size)
     in_flight = shard * config.rollout.n_samples_per_prompt
-    cache = in_flight * longest_sequence(config, size) * size.cache_values_per_token * width
+    cache = (
+        in_flight * config.longest_sequence(size.context_len) * size.cache_values_per_token * width
+    )
     counted = "counted" if size.counted else "estimated"
     facts = {
         "model": f"{size.architecture}, {weights / 1e6:,.1f} M parameters ({counted})",
@@ -85,18 +87,12 @@ def passing_bytes(config: Config, size: ModelSize, *, ranks: int, gpu: bool) -> 
 
 def micro_batch_tokens(config: Config, size: ModelSize, ranks: int) -> int:
     """Most tokens of a micro-batch: a budget, or a number of the longest; never all of a step's."""
-    update, longest = config.update, longest_sequence(config, size)
+    update, longest = config.update, config.longest_sequence(size.context_len)
     per_step = config.responses_per_rollout // config.optimizer_steps
     share = -(-per_step // ranks) * longest
     if update.micro_batch_size:
         return min(update.micro_batch_size * longest, share)
     return min(max(update.max_tokens_per_gpu, longest), share)
-
-
-def longest_sequence(config: Config, size: ModelSize) -> int:
-    """Tokens of the longest prompt with the longest response."""
-    longest = config.data.rollout_max_prompt_len + config.rollout.rollout_max_response_len
-    return min(longest, size.context_len) if size.context_len else longest
 
 
 def dtype_bytes(setting: str, gpu: bool) -> int:

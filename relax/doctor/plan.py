@@ -145,8 +145,7 @@ def batch_facts(config: Config) -> Facts:
     if u.micro_batch_size:
         micro = f"{math.ceil(per_step / u.micro_batch_size)} of {u.micro_batch_size} responses"
     else:
-        longest = config.data.rollout_max_prompt_len + r.rollout_max_response_len
-        most = math.ceil(per_step * longest / u.max_tokens_per_gpu)
+        most = math.ceil(per_step * config.longest_sequence() / u.max_tokens_per_gpu)
         micro = f"at most {most} of {u.max_tokens_per_gpu} tokens"
     facts: Facts = {
         "rollout": f"{r.rollout_batch_size} prompts x {r.n_samples_per_prompt} = {responses} "

@@ -122,7 +122,7 @@ def check_budget(config: Config) -> None:
     """
     budget, prompt = config.update.max_tokens_per_gpu, config.data.rollout_max_prompt_len
     response = config.rollout.rollout_max_response_len
-    longest = min(prompt + response, context_limit(config) or prompt + response)
+    longest = config.longest_sequence(context_limit(config))
     if not config.update.micro_batch_size and longest > budget:
         raise ConfigError(
             f"--max-tokens-per-gpu = {budget}: a prompt with its response may have {longest} "

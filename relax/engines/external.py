@@ -204,7 +204,8 @@ class ExternalEngine:
             for answer in as_completed(asked):
                 yield asked[answer], answer.result()
         finally:
-            pool.shutdown(cancel_futures=True)
+            # Who was asked to stop, or found a fault, does not wait for requests on their way.
+            pool.shutdown(wait=False, cancel_futures=True)
 
     def _ask(
         self,

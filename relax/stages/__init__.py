@@ -53,7 +53,7 @@ STAGES: dict[str, Stage] = {
         Stage(
             "score",
             "relax.stages.score:run",
-            code=1,
+            code=2,
             reads=("run", "seeds", "rollout", "update"),
             writes=("scores", "metrics"),
             after=("rollout",),

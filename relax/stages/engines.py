@@ -149,15 +149,11 @@ def sampling_params(settings: RolloutSection) -> SamplingParams:
     )
 
 
-def longest_sequence(config: Config) -> int:
-    """Tokens of the longest prompt with the longest response, of rollouts and evaluations.
-
-    Several turns share the room of one response.
-    """
-    settings = config.rollout
-    response = max(settings.rollout_max_response_len, config.evaluate.eval_max_response_len)
-    longest = config.data.rollout_max_prompt_len + response
-    return min(longest, settings.rollout_max_context_len or longest)
+def longest_request(config: Config) -> int:
+    """Tokens of the longest prompt with the longest response, of rollouts and evaluations."""
+    evaluated = config.data.rollout_max_prompt_len + config.evaluate.eval_max_response_len
+    limit = config.rollout.rollout_max_context_len or evaluated
+    return max(config.longest_sequence(), min(evaluated, limit))
 
 
 def engine_options(config: Config) -> dict[str, Any]:
@@ -168,7 +164,7 @@ def engine_options(config: Config) -> dict[str, Any]:
         "vllm": {
             "tensor_parallel_size": settings.rollout_num_gpus_per_engine,
             "gpu_memory_utilization": settings.rollout_gpu_memory_utilization,
-            "max_model_len": longest_sequence(config),
+            "max_model_len": longest_request(config),
             "is_cut": sampling_params(settings).is_cut,
         },
         "external": {

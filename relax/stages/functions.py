@@ -1,8 +1,8 @@
 """The user's own functions: which settings name them, what they take, how a stage comes by one.
 
 A run goes on with the functions that it began with: a stage refuses one whose source is another
-by now, and a job takes it from the copy of the code that it runs. Importing this loads nothing
-heavy: flows check settings with it.
+by now, and a job takes that of a file from the copy of the code that it runs. Importing this loads
+nothing heavy: flows check settings with it.
 
 An advantage or a loss may have further parameters with defaults: those named like a setting of
 [algorithm] get its value. Shapes: B responses, T response positions (right-padded).

@@ -60,13 +60,14 @@ def perform_all(
     Between stages and shards, where `stop` is true on rank 0, the rest is left. Returns whether
     all are done.
     """
-    warm = Warm()
+    warm, through = Warm(), True
     for name in names:
         inputs = Inputs(Run.open(run_dir), step, stop=stop)
         if _from_first(stop()) or _perform(inputs, name, attempt, warm) is None:
-            return False
+            through = False
+            break
     _leave()
-    return True
+    return through
 
 
 def perform_shards(
@@ -84,10 +85,9 @@ def perform_shards(
     False where it was stopped before its own were through, perhaps.
     """
     inputs = Inputs(Run.open(run_dir), step, frozenset(shards), stop)
-    if _from_first(stop()):
-        return False
-    manifest = _perform(inputs, name, attempt, Warm())
     stopped = _from_first(stop())
+    manifest = None if stopped else _perform(inputs, name, attempt, Warm())
+    stopped = stopped or _from_first(stop())
     _leave()
     return manifest is not None or not stopped
 

@@ -23,7 +23,7 @@ from relax.trainer.device import device_type, free_memory
 from relax.trainer.learner import Learner
 from relax.trainer.options import Dtype, TrainerOptions
 from relax.trainer.publish import policy_hash
-from relax.trainer.ranks import barrier, ensure_group, from_first
+from relax.trainer.ranks import barrier, ensure_group, from_first, num_ranks
 
 Metrics = list[dict[str, float]]
 
@@ -143,7 +143,8 @@ def rebuild_policy(run: Run, version: int, directory: Path) -> None:
     if saved != version:
         raise ArtifactError(f"{run.root}: no whole checkpoint of policy {version} to rebuild from")
     learners = _learners(run, options, path)
-    _checked_redo(learners, run, version)
+    if drift := _drift(learners, run, version):
+        raise ArtifactError(f"{path}: holds another policy {version} than was published{drift}")
     learners.actor.publish(directory, options.sampling_dtype)
 
 
@@ -184,7 +185,7 @@ def learners_before(
             train(learners, redone)
             learners = _checked_redo(learners, run, redone + 1)
             if then != learners.actor.options:
-                put_down = _put_down(learners, run, redone + 1)
+                put_down = _put_down(learners, run, step + 1)
                 drift = learners.drift
                 del learners  # before the next ones take their memory
                 free_memory()
@@ -199,12 +200,17 @@ def _as_made(run: Run, step: int, options: TrainerOptions) -> TrainerOptions:
     """The options with the layout that the update of `step` was made in."""
     manifest = run.published(step + 1)
     assert manifest is not None
-    return replace(options, **manifest.notes.get("layout", {}))
+    layout = dict(manifest.notes.get("layout", {}))
+    if num_ranks() % layout.get("num_replicas", 1):
+        del layout["num_replicas"]  # made by another number of ranks; the redo is checked anyway
+    return replace(options, **layout)
 
 
 def _put_down(learners: Learners, run: Run, version: int) -> Path:
-    """A checkpoint that no manifest names, to go on from in another layout."""
-    # A name that is swept with the other leftovers of that step.
+    """A checkpoint that no manifest names, to go on from in another layout.
+
+    It is named for the version that is being made: what a killed attempt leaves is swept with it.
+    """
     name = from_first(f".staging-{version:06d}.put-down-{uuid.uuid4().hex}")
     directory = run.root / CHECKPOINTS / name
     disk.make_dir(directory)
@@ -239,14 +245,30 @@ def parts_of(config: Config) -> tuple[str, ...]:
 def newest_checkpoint(run: Run, step: int) -> tuple[int, Path | None]:
     """The newest undamaged checkpoint up to `step`: policy version and directory; 0 and None."""
     ensure_group()  # the ranks share the reading
-    names = parts_of(run.config)
     for version, path, published in run.checkpoints(step):
+        names = _parts_saved(run, version)
         fault = _find_fault(path, names, published.hash)
         if not fault:
+            _check_parts(run, path, names)
             return version, path
         _check_in_step(names, run, version, path)
         print(f"{path}: damaged: {fault}; going back to the one before it", file=sys.stderr)
     return 0, None
+
+
+def _parts_saved(run: Run, version: int) -> tuple[str, ...]:
+    """Names of the parts of a checkpoint; a fork's own algorithm may have others."""
+    manifest = run.published(version)
+    return ("actor", "critic") if manifest and "critic" in manifest.notes else ("actor",)
+
+
+def _check_parts(run: Run, path: Path, names: Iterable[str]) -> None:
+    """A fork may have another algorithm; one with a critic needs one to go on from."""
+    if missing := sorted(set(parts_of(run.config)) - set(names)):
+        raise ArtifactError(
+            f"{path}: holds no {missing[0]}, and {run.config.algorithm.advantage_estimator} needs "
+            "one; go on with an algorithm without, or start another run from its policy"
+        )
 
 
 def _find_fault(directory: Path, names: Iterable[str], saved: str) -> str:
@@ -293,18 +315,26 @@ def _told(steps: Mapping[str, int | None]) -> str:
     return ", ".join(f"{name} at optimizer step {step}" for name, step in steps.items())
 
 
+def _drift(learners: Learners, run: Run, version: int) -> str:
+    """Where the learners differ from what was published as `version`; "" where they do not."""
+    actor, critic = learners.actor, learners.critic
+    manifest = run.published(version)
+    assert manifest is not None
+    if actor.weights_hash() != run.policy_hash(version):
+        return _first_difference(actor, run, version) or " (whose files are gone)"
+    if critic is not None and critic.weights_hash() != manifest.notes.get("critic"):
+        return ": the critic differs"
+    return ""
+
+
 def _checked_redo(learners: Learners, run: Run, version: int) -> Learners:
     """A redone step must give the policy that was published.
 
     ArtifactError where it does not, unless the settings accept the drift, which is told and noted.
     """
-    actor, critic = learners.actor, learners.critic
-    manifest = run.published(version)
-    assert manifest is not None
-    same_critic = critic is None or critic.weights_hash() == manifest.notes["critic"]
-    if actor.weights_hash() == run.policy_hash(version) and same_critic:
+    difference = _drift(learners, run, version)
+    if not difference:
         return learners
-    difference = _first_difference(actor, run, version) if same_critic else ": the critic differs"
     drift = f"redoing update {version - 1} gave another policy {version} than was published"
     if run.config.run.accept_drift:
         print(f"{run.root}: {drift}{difference}; accepted", file=sys.stderr)

@@ -1,7 +1,7 @@
 """Every write, rename and removal in a run directory goes through here, durable and in order.
 
-Crash tests replace these functions one by one; only the lease, which need not outlive a crash,
-touches the disk elsewhere.
+Crash tests replace these functions one by one. Only what need not outlive a crash touches the disk
+elsewhere: the lease, and the cache of tokenized prompts.
 """
 
 from __future__ import annotations

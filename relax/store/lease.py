@@ -102,7 +102,7 @@ class Lease:
         if not self._link():
             return False
         if self._last() != self.number:
-            self.path.unlink()
+            self.path.unlink(missing_ok=True)
             return False
         for number in self._numbers():
             if number < self.number:

@@ -71,6 +71,7 @@ class Run:
             return cls.open(root)
         run = cls.open(root)
         made = _made_from(run)
+        _refuse_lost_reference(run, config)
         if made.stages:
             _refuse_other_run(run, config, sources, made)
             sources = run.sources | sources
@@ -91,6 +92,7 @@ class Run:
         else:
             run = Run.open(root)
             made = _made_from(run)
+            _refuse_lost_reference(run, config)
             if made.stages:
                 _refuse_other_run(run, config, sources, made)
 
@@ -293,6 +295,20 @@ def _keyed(config: Config, names: Collection[str]) -> dict[str, Any]:
 
 def _chosen(sources: dict[str, str], names: Collection[str]) -> dict[str, str]:
     return {name: sources[name] for name in names if sources.get(name)}
+
+
+def _refuse_lost_reference(run: Run, config: Config) -> None:
+    """A fork has the reference policy of the run it came from; another interval needs another."""
+    version = config.reference_version(run.first_step)
+    if run.first_step and version and run.num_updates() == run.first_step:
+        try:
+            run.policy_dir(version)
+        except ArtifactError:
+            raise ConfigError(
+                f"--ref-update-interval = {config.algorithm.ref_update_interval}: the reference of "
+                f"step {run.first_step} would be policy {version}, which this fork has not; give "
+                f"one that divides {run.first_step}, or 0"
+            ) from None
 
 
 def _origin(root: Path) -> dict[str, Any]:

@@ -50,6 +50,11 @@ def from_first(thing: Thing) -> Thing:
     return box[0]
 
 
+def num_ranks() -> int:
+    """How many train together."""
+    return dist.get_world_size()
+
+
 def barrier() -> None:
     """Wait for all ranks."""
     dist.barrier()

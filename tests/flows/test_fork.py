@@ -130,3 +130,41 @@ def test_a_directory_that_is_there_is_refused(forked, capsys):
     assert main(["fork", str(origin.root), settings["run_dir"], "--at-step", "3"]) == 2
     assert f"{settings['run_dir']}: exists; give a directory" in capsys.readouterr().err
     assert json.loads((origin.root / "run.json").read_text()) == before
+
+
+def test_a_reference_that_the_fork_has_not_is_told_at_the_start(forked):
+    _, settings = forked
+    kl = {"use_kl_loss": True, "ref_load": settings["hf_checkpoint"]}
+    with pytest.raises(
+        ValueError, match="--ref-update-interval = 2: the reference of step 3 would"
+    ):
+        do(settings, ref_update_interval=2, **kl)
+    assert do(settings, ref_update_interval=3, **kl).num_updates() == 4
+
+
+def test_a_fork_to_an_algorithm_with_a_critic_is_refused(forked):
+    _, settings = forked
+    said = "holds no critic, and ppo needs one; go on with an algorithm without"
+    with pytest.raises(ValueError, match=said):
+        do(settings, advantage_estimator="ppo")
+
+
+def test_a_fork_may_leave_the_critic_behind(made, tmp_path):
+    _, settings = made
+    origin = do({**settings, "run_dir": str(tmp_path / "ppo"), "advantage_estimator": "ppo"})
+    assert main(["fork", str(origin.root), str(tmp_path / "b"), "--at-step", "3"]) == 0
+    assert do({**settings, "run_dir": str(tmp_path / "b")}).num_updates() == 4
+
+
+def test_the_progress_of_a_fork_begins_at_its_step(forked, capsys):
+    _, settings = forked
+    do(settings)
+    assert "step 4/4" in capsys.readouterr().err
+
+
+def test_replay_leaves_inherited_steps_to_their_run(forked, capsys):
+    _, settings = forked
+    fork = do(settings)
+    assert main(["replay", str(fork.root), "--step", "2"]) == 2
+    assert "was forked at step 3; replay earlier ones in the run" in capsys.readouterr().err
+    assert main(["replay", str(fork.root), "--step", "3"]) == 0

@@ -1,8 +1,10 @@
 """`--dry-run`: the plan and one script for each kind of job."""
 
+from flows import evaluate, train
 from flows.preview import preview
 from flows.train import steps
 from relax.flags import load_config
+from tasks.stage import perform
 
 PLACED = {
     "placement": "job",
@@ -47,3 +49,10 @@ def test_jobs_submitted_ahead_name_the_job_before(tmp_path):
 def test_local_jobs_have_no_script(tmp_path):
     given = {**PLACED, "executor": "local", "run_dir": str(tmp_path / "demo")}
     assert "# 1 process(es) of this machine" in preview(load_config(None, given), steps)
+
+
+def test_an_evaluation_has_a_plan_too(settings, max3):
+    given = {**settings, "eval_prompt_data": str(max3.held_out), "num_rollout": 1}
+    train.run(load_config(None, given), perform)
+    said = preview(load_config(None, given), evaluate.steps)
+    assert "  in the flow's process: evaluate, 1 times" in said.splitlines()

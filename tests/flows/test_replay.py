@@ -100,6 +100,19 @@ def test_another_table_is_told_by_its_columns(made, capsys, tmp_path):
     ]
 
 
+def test_another_layout_since_then_is_no_difference(made, capsys):
+    """The update is laid out as it was, whatever the run does by now."""
+    config = made.config.model_dump()
+    accepted = made.root / "config" / "0002.json"
+    record = json.loads((made.root / "config" / "0001.json").read_text())
+    config["update"] |= {"micro_batch_size": 1, "use_dynamic_batch_size": False}
+    accepted.write_text(json.dumps(record | {"config": config}))
+    (made.root / ".replay-killed").mkdir()
+    code, lines = said(made, capsys, 2)
+    assert code == 0, lines
+    assert not (made.root / ".replay-killed").exists()
+
+
 def test_a_policy_that_is_gone_is_told(made, capsys):
     assert main(["replay", str(made.root), "--step", "1"]) == 1
     assert "removed by retention" in capsys.readouterr().err

@@ -44,6 +44,7 @@ def session_in(root):
     made.served = made.served_jobs.append
     made.relay = made.relayed.append
     made.stop_if_asked = lambda: Session.stop_if_asked(made)  # type: ignore[arg-type]
+    made.cancel_ahead = lambda: Session.cancel_ahead(made)  # type: ignore[arg-type]
     made.jobs.mkdir()
     return made
 

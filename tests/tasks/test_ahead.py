@@ -13,6 +13,7 @@ from slurm.jobs import Job
 from slurm.watch import Seen
 from tasks import claims
 from tasks.jobs import wait
+from tasks.session import Stopped
 
 
 @pytest.fixture
@@ -93,3 +94,33 @@ def test_a_refusal_ahead_of_its_turn_stops_nothing(session, queued, monkeypatch,
     assert "000003-reward: submitted in its turn" in capsys.readouterr().err
     outcome = records.read(session.jobs / "000003-reward-1" / records.OUTCOME)
     assert outcome["state"] == "REFUSED"
+
+
+def test_one_whose_dependency_failed_after_all_goes_out_again_in_its_turn(
+    session, submitted, queued, capsys
+):
+    """The rollout was committed; its job ended badly while its processes were torn down."""
+    claims.submit_ahead(session, 3, "rollout", queued)
+    session.answers |= {"70": Seen("FAILED"), "101": Seen("CANCELLED")}
+    ahead, session.ahead = session.ahead, None  # its turn has come
+    assert wait(session, 3, "reward", ahead) is None
+    assert "it goes out again in its turn" in capsys.readouterr().err
+    again = claims.obtain(session, 3, "reward")
+    assert (again.job_id, submitted[-1].after) == ("102", "")
+
+
+@pytest.mark.parametrize("detach", [False, True])
+def test_a_stop_between_two_stages_ends_what_was_sent_ahead(
+    session, submitted, queued, monkeypatch, detach
+):
+    asked = []
+    done = subprocess.CompletedProcess([], 0, "", "")
+    monkeypatch.setattr(slurm_jobs, "run_command", lambda words: asked.append(words) or done)
+    session.config = session.config.model_copy(
+        update={"slurm": session.config.slurm.model_copy(update={"detach": detach})}
+    )
+    claims.submit_ahead(session, 3, "rollout", queued)
+    session.stopping.set()
+    with pytest.raises(Stopped):
+        session.stop_if_asked()
+    assert asked == ([] if detach else [["scancel", "101"]])
