@@ -45,8 +45,9 @@ def inline(session: Session, step: int, stage: str) -> Manifest:
 def job(session: Session, step: int, stage: str) -> Manifest:
     """In a job, with the stages beside it that share its allocation.
 
-    A job that an earlier flow left running is waited for instead of submitting another. What is
-    left of an array whose elements died is submitted again, as long as each attempt made shards.
+    A job that an earlier flow left running is waited for instead of submitting another. What a
+    stopped job left, or an array whose elements died, is submitted again: of an array as long as
+    each attempt made shards.
     """
     while (working := obtain(session, step, stage)) is not None:
         submit_ahead(session, step, stage, working)

@@ -44,8 +44,9 @@ def compute(
 ) -> Advantages:
     """Advantages of all responses of a rollout by `row`; settings are those of [algorithm].
 
-    `custom_advantage` takes the place of the row's function. Raises ValueError for a reward that
-    is not finite, for leave-one-out over groups of one, and for whitening without a valid token.
+    `custom_advantage` takes the place of the row's function. Raises ValueError for a reward,
+    KL or value that is not finite on a valid token, for leave-one-out over groups of one, and for
+    whitening without a valid token.
     """
     mask_BT = batch["mask_BT"]
     base, return_BT = _base(row, batch, settings, custom_advantage)

@@ -30,9 +30,8 @@ def memory(config: Config, size: ModelSize, *, ranks: int, gpu: bool) -> dict[st
     width = dtype_bytes(update.rollout_dtype, gpu)
     shard = min(config.rollout.rollout_shard_groups, config.rollout.rollout_batch_size)
     in_flight = shard * config.rollout.n_samples_per_prompt
-    cache = (
-        in_flight * config.longest_sequence(size.context_len) * size.cache_values_per_token * width
-    )
+    longest = config.longest_sequence(size.context_len)
+    cache = in_flight * longest * size.cache_values_per_token * width
     counted = "counted" if size.counted else "estimated"
     facts = {
         "model": f"{size.architecture}, {weights / 1e6:,.1f} M parameters ({counted})",
