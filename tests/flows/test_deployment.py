@@ -7,7 +7,6 @@ import shlex
 import signal
 import time
 import urllib.request
-from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -48,9 +47,10 @@ def test_killed_worker_run_again_continues(settings, deployment, deployment_run,
     assert run.committed(0, "rollout") == first  # nothing was sampled again
 
     # The server may hear of states, artifacts and logs after the flow's end.
-    last, states = f"{done_at_kill + 2:04d}-update", lambda: task_states(prefect_server)
-    until(lambda: sorted(states()["0000-rollout"]) == ["Completed", "Reused"], "not reused")
-    until(lambda: states()[last] == ["Completed"], f"{last} was not completed")
+    states = lambda name: task_states(prefect_server, settings["run_dir"], name)  # noqa: E731
+    last = f"{done_at_kill + 2:04d}-update"
+    until(lambda: sorted(states("0000-rollout")) == ["Completed", "Reused"], "not reused")
+    until(lambda: states(last) == ["Completed"], f"{last} was not completed")
     artifacts = lambda: of_server(prefect_server, "artifacts")  # noqa: E731
     until(lambda: ("table", "steps") in {(a["type"], a["key"]) for a in artifacts()}, "no table")
     link = run.root.as_uri()
@@ -167,12 +167,15 @@ def state_of(environment, run_id: str) -> str:
     raise AssertionError(f"flow run {run_id} did not end")
 
 
-def task_states(environment) -> dict[str, list[str]]:
-    """Task name -> the states of all its runs."""
-    states = defaultdict(list)
-    for task_run in of_server(environment, "task_runs"):
-        states[task_run["name"]].append(task_run["state_name"])
-    return states
+def task_states(environment, run_dir: str, name: str) -> list[str]:
+    """The states of all runs of a task, in the flow runs on `run_dir`."""
+    ids = [
+        flow_run["id"]
+        for flow_run in of_server(environment, "flow_runs")
+        if (flow_run["parameters"].get("overrides") or {}).get("run_dir") == run_dir
+    ]
+    wanted = {"task_runs": {"name": {"any_": [name]}}, "flow_runs": {"id": {"any_": ids}}}
+    return [task_run["state_name"] for task_run in of_server(environment, "task_runs", **wanted)]
 
 
 def wait_for_updates(run_dir, wanted: int) -> int:
