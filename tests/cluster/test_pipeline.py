@@ -105,7 +105,7 @@ def test_what_waits_for_a_failed_job_leaves_the_queue(
     lab, pipeline, tmp_path, accounted, monkeypatch
 ):
     """Also where no flow is left to cancel it."""
-    monkeypatch.setattr("tasks.jobs._cancel_ahead", lambda session: None)
+    monkeypatch.setattr("tasks.session.Session.cancel_ahead", lambda session: None)
     own = {**pipeline, "submit_ahead": True, "num_rollout": 1}
     (tmp_path / "generate.py").write_text(
         "async def answer(conversation):\n    raise ValueError('of a user')"

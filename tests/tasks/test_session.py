@@ -1,7 +1,6 @@
 """What a flow checks between two stages."""
 
 import json
-from types import SimpleNamespace
 
 import pytest
 
@@ -41,7 +40,7 @@ def test_low_space_pauses_with_one_line_until_there_is_more(session, monkeypatch
     free = iter([0.5, 0.4, 2.0])
     monkeypatch.setattr(disk, "free_gib", lambda path: next(free))
     monkeypatch.setattr(sessions.time, "sleep", lambda seconds: None)
-    session.config = SimpleNamespace(run=SimpleNamespace(min_free_gib=1.0))
+    session.config = load_config(None, {"min_free_gib": 1.0})
     session.before_stage()
     said = capsys.readouterr().err
     assert said.count("\n") == 1
@@ -51,7 +50,7 @@ def test_low_space_pauses_with_one_line_until_there_is_more(session, monkeypatch
 def test_ctrl_c_during_a_pause_stops(session, monkeypatch):
     monkeypatch.setattr(disk, "free_gib", lambda path: 0.1)
     monkeypatch.setattr(sessions.time, "sleep", lambda seconds: session.stopping.set())
-    session.config = SimpleNamespace(run=SimpleNamespace(min_free_gib=1.0))
+    session.config = load_config(None, {"min_free_gib": 1.0})
     with pytest.raises(Stopped):
         session.before_stage()
 
