@@ -70,7 +70,7 @@ def order(lab, tmp_path):
     return make
 
 
-def ended(folder, number=1, seconds=60):
+def ended(folder, number=1, seconds=150):
     until = time.monotonic() + seconds
     while True:
         found = [n for n in records.node_records(folder) if "ended" in n]
