@@ -43,6 +43,7 @@ def on_node(target: str, arguments: dict[str, Any], asked: Asked) -> None:
     """
     if "SUBMITIT_EXECUTOR" in os.environ:  # not in the submitter's own process
         signals.listen()
+        forget_half_result()
     where = ranks.place(os.environ)
     os.environ.update(ranks.variables(where, timeout_s=60.0 * asked.minutes))
     record = _Record(asked, where)
@@ -59,6 +60,18 @@ def on_node(target: str, arguments: dict[str, Any], asked: Asked) -> None:
         requeue(where)
     else:
         record.ended("COMPLETED")
+
+
+def forget_half_result() -> None:
+    """Remove what a start leaves that was killed while submitit wrote its result.
+
+    A requeued job keeps its id: submitit would find the file, take it for another's, and fail the
+    job after its work is done.
+    """
+    from submitit import JobEnvironment
+
+    result = JobEnvironment().paths.result_pickle
+    result.with_name(f"{result.name}.save_tmp").unlink(missing_ok=True)
 
 
 def check_cpus(wanted: int, where: ranks.Place) -> None:

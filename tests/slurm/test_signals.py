@@ -55,3 +55,15 @@ def test_a_job_that_cannot_be_queued_again_ends_in_peace(monkeypatch, capsys, fa
     assert capsys.readouterr().out.startswith("scontrol requeue 7: ")
     entry.requeue(Place(1, 2, 1, 2, ("n1",), "7", 0))
     assert capsys.readouterr().out == ""
+
+
+def test_a_half_result_of_an_earlier_start_is_no_hindrance(tmp_path, monkeypatch):
+    """The job was queued again while submitit wrote: rank 1's file goes, that of another stays."""
+    job = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "1", "SLURM_NTASKS": "2"}
+    for name, value in {**job, "SUBMITIT_EXECUTOR": "slurm", "SUBMITIT_FOLDER": tmp_path}.items():
+        monkeypatch.setenv(name, str(value))
+    for rank in (0, 1):
+        (tmp_path / f"7_{rank}_result.pkl.save_tmp").write_bytes(b"half")
+    entry.forget_half_result()
+    assert [path.name for path in tmp_path.iterdir()] == ["7_0_result.pkl.save_tmp"]
+    entry.forget_half_result()
