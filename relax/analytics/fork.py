@@ -13,6 +13,7 @@ from typing import Any
 from relax.errors import ConfigError
 from relax.flags import command_parser
 from relax.store import Run, disk
+from relax.store.run import read_records
 
 EXAMPLES = """example:
   relax fork runs/x runs/y --at-step 20
@@ -31,15 +32,11 @@ def fork(argv: Sequence[str]) -> int:
     parser.add_argument("--at-step", type=int, required=True, help="first step that is to differ")
     given = parser.parse_args(argv)
     run, step, new = Run.open(given.run), given.at_step, given.new.absolute()
-    _check(run, step, new)
-    scratch = new.with_name(f".{new.name}.part")
-    disk.remove_tree(scratch)
-    link_history(run, step, scratch)
+    _check_step(run, step)
     origin = {"fork": {"run": str(run.root), "at_step": step}}
-    write_records(run, scratch, {"run": {"run_dir": str(new)}}, **origin)
-    disk.sync_tree(scratch)
-    disk.rename(scratch, new)
-    disk.fsync_dir(new.parent)
+    with disk.new_directory(new) as scratch:
+        link_history(run, step, scratch)
+        write_records(run, scratch, {"run": {"run_dir": str(new)}}, **origin)
     print(
         f"{new}: steps 0 to {step - 1} of {run.root}; "
         f"`relax train ... --run-dir {given.new}` goes on with step {step}"
@@ -47,10 +44,8 @@ def fork(argv: Sequence[str]) -> int:
     return 0
 
 
-def _check(run: Run, step: int, new: Path) -> None:
+def _check_step(run: Run, step: int) -> None:
     """Refuse a step without a checkpoint: only from one can another training start."""
-    if new.exists():
-        raise ConfigError(f"{new}: exists; give a directory that does not")
     possible = sorted(version for version, *_ in run.checkpoints(run.num_updates()))
     if step not in possible:
         steps = ", ".join(map(str, possible)) or "none"
@@ -72,8 +67,8 @@ def link_history(run: Run, step: int, target: Path) -> None:
 
 def _history(run: Run, step: int) -> Iterator[Path]:
     """The directories: stages before the step, policies, the newest checkpoint."""
-    for folder in sorted((run.root / "steps").glob("[0-9]*/[a-z]*")):
-        if int(folder.parent.name) < step and run.manifest(int(folder.parent.name), folder.name):
+    for made_at, stage, folder in run.stages():
+        if made_at < step and run.manifest(made_at, stage):
             yield folder
     for version in sorted({step, run.config.reference_version(step)} - {0}):
         yield run.policy_dir(version)
@@ -91,9 +86,7 @@ def write_records(
     run: Run, target: Path, changed: Mapping[str, Mapping[str, Any]], **added: Any
 ) -> None:
     """Give `target` the run's records, with settings `changed` and `added` to run.json."""
-    record = json.loads((run.root / "run.json").read_bytes())
-    newest = max((run.root / "config").glob("[0-9]*.json"))
-    accepted = json.loads(newest.read_bytes())
+    record, _, accepted = read_records(run.root)
     for section, settings in changed.items():
         accepted["config"][section] |= settings
     disk.make_dir(target / "config")

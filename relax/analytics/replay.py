@@ -52,8 +52,7 @@ def replay(argv: Sequence[str]) -> int:
 
 def committed_stages(run: Run, step: int) -> list[Manifest]:
     """The manifests of a step in the order in which its stages began."""
-    folders = (run.root / "steps" / f"{step:06d}").glob("[a-z]*")
-    found = [m for folder in folders if (m := run.manifest(step, folder.name)) is not None]
+    found = [m for _, name, _ in run.stages(step) if (m := run.manifest(step, name)) is not None]
     return sorted(found, key=_started)
 
 

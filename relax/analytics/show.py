@@ -23,6 +23,7 @@ from relax.stages import STAGES, is_round
 from relax.stages.rounds import round_of
 from relax.store import Run, disk
 from relax.store.commit import step_dir
+from relax.store.run import read_records
 
 EXAMPLES = """examples:
   relax show runs/x
@@ -100,7 +101,7 @@ def _steps_there(run: Run) -> str:
 
 def about(run: Run) -> dict[str, Any]:
     """What run.json and the settings say."""
-    record = json.loads((run.root / "run.json").read_bytes())
+    record = read_records(run.root)[0]
     kept = ("command", "created", "relax", "git", "python", "packages")
     return {
         "run": str(run.root),

@@ -119,16 +119,11 @@ def export(argv: Sequence[str]) -> int:
     run = Run.open(given.run)
     if not 0 <= given.step < run.num_updates():
         raise ConfigError(f"--step {given.step}: no such step; {there(run)}")
-    if given.out.exists():
-        raise ConfigError(f"{given.out}: exists; give a directory that does not")
-    scratch = given.out.with_name(f".{given.out.name}.part")
-    disk.remove_tree(scratch)
-    if can_rebuild(run, given.step + 1):
-        _rebuild(run, given.step + 1, scratch)
-    else:
-        shutil.copytree(policy_of(run, given.step), scratch)
-    disk.sync_tree(scratch)
-    disk.rename(scratch, given.out)
+    with disk.new_directory(given.out) as scratch:
+        if can_rebuild(run, given.step + 1):
+            _rebuild(run, given.step + 1, scratch)
+        else:
+            shutil.copytree(policy_of(run, given.step), scratch)
     print(f"{given.out}: policy {given.step + 1} of {run.root}")
     return 0
 

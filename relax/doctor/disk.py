@@ -53,7 +53,7 @@ def disk_facts(
         total += kept
     facts["run"] = f"at most {in_bytes(total)}"
     if config.run.run_dir:
-        free = shutil.disk_usage(_existing(Path(config.run.run_dir))).free
+        free = shutil.disk_usage(existing(Path(config.run.run_dir))).free
         facts["free"] = in_bytes(free)
         if free < total + config.run.min_free_gib * GIB:
             warnings.append(
@@ -138,7 +138,8 @@ def evaluation_bytes(config: Config) -> float:
     return count * (settings.n_samples_per_eval_prompt + 1) * row
 
 
-def _existing(path: Path) -> Path:
+def existing(path: Path) -> Path:
+    """The path, or the nearest above it that is there."""
     path = path.absolute()
     while not path.exists():
         path = path.parent

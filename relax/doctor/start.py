@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from relax.config import Config
+from relax.doctor.disk import existing
 from relax.doctor.hub import resolved
 from relax.doctor.rows import check_budget, check_rows
 from relax.doctor.settings import checked, vocabulary
@@ -112,9 +113,8 @@ def check_models(config: Config) -> None:
 def check_directory(config: Config, sources: dict[str, str]) -> None:
     """Raise where the run cannot be made in its directory, nor continued there."""
     given = config.run.run_dir
-    root = there = Path(given).absolute()
-    while not there.exists():
-        there = there.parent
+    root = Path(given).absolute()
+    there = existing(root)
     if not there.is_dir():
         what = "it is a file" if there == root else f"{there} is a file"
         raise ConfigError(f"--run-dir = {given!r}: {what}; give a directory")

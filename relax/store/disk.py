@@ -10,10 +10,10 @@ import contextlib
 import errno
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from relax.errors import ArtifactError
+from relax.errors import ArtifactError, ConfigError
 
 PROBE_BYTES = 2**20
 """A disk that refuses so little is full."""
@@ -41,6 +41,19 @@ def write_whole(path: Path, data: bytes) -> None:
     """Make the file `path` hold `data`, or what it held before, also where the power fails."""
     scratch = path.with_name(f".{path.name}")
     write_bytes(scratch, data)
+    rename(scratch, path)
+    fsync_dir(path.parent)
+
+
+@contextlib.contextmanager
+def new_directory(path: Path) -> Iterator[Path]:
+    """A directory to fill, which is at `path` once it is whole; ConfigError where something is."""
+    if path.exists():
+        raise ConfigError(f"{path}: exists; give a directory that does not")
+    scratch = path.with_name(f".{path.name}.part")
+    remove_tree(scratch)
+    yield scratch
+    sync_tree(scratch)
     rename(scratch, path)
     fsync_dir(path.parent)
 

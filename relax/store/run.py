@@ -42,18 +42,14 @@ class Run:
     def open(cls, root: str | Path) -> Run:
         """The run in `root`; ArtifactError when there is none or its records are damaged."""
         root = Path(root).absolute()
-        record = _read_json(root / "run.json")
-        accepted = sorted((root / "config").glob("[0-9]*.json"))
-        if not accepted:
-            raise ArtifactError(f"{root}/config: empty; run.json says that this is a run")
-        newest = _read_json(accepted[-1])
+        record, path, accepted = read_records(root)
         try:
-            config = Config.model_validate_json(json.dumps(newest["config"]))
-            sources, length = dict(newest["sources"]), int(record["schedule_steps"])
+            config = Config.model_validate_json(json.dumps(accepted["config"]))
+            sources, length = dict(accepted["sources"]), int(record["schedule_steps"])
             return cls(root, config, sources, length, record.get("fork", {}).get("at_step", 0))
         except (ValidationError, KeyError, TypeError) as error:
             raise ArtifactError(
-                f"{accepted[-1]}: not the settings of a run of this version: {one_line(error):.200}"
+                f"{path}: not the settings of a run of this version: {one_line(error):.200}"
             ) from None
 
     @classmethod
@@ -70,13 +66,13 @@ class Run:
             _create(root, config, sources, about)
             return cls.open(root)
         run = cls.open(root)
-        made = _made_from(run)
-        _refuse_lost_reference(run, config)
+        made = _checked(run, config, sources)
         if made.stages:
-            _refuse_other_run(run, config, sources, made)
             sources = run.sources | sources
         if made.stages.isdisjoint(UPDATES) and about["schedule_steps"] != run.schedule_steps:
-            _write_json(root / "run.json", about | _origin(root))
+            before = read_records(root)[0]
+            origin = {name: before[name] for name in ("fork",) if name in before}
+            _write_json(root / "run.json", about | origin)
         if (config, sources) != (run.config, run.sources):
             _accept(root, config, sources, about)
         run = cls.open(root)
@@ -90,11 +86,7 @@ class Run:
         if not (root / "run.json").exists():
             _refuse_foreign(root)
         else:
-            run = Run.open(root)
-            made = _made_from(run)
-            _refuse_lost_reference(run, config)
-            if made.stages:
-                _refuse_other_run(run, config, sources, made)
+            _checked(Run.open(root), config, sources)
 
     # --- what is committed -------------------------------------------------------------------
 
@@ -270,6 +262,15 @@ def _made_from(run: Run) -> MadeFrom:
     )
 
 
+def _checked(run: Run, config: Config, sources: dict[str, str]) -> MadeFrom:
+    """What the run is made from; ConfigError where settings or sources would not continue it."""
+    made = _made_from(run)
+    _refuse_lost_reference(run, config)
+    if made.stages:
+        _refuse_other_run(run, config, sources, made)
+    return made
+
+
 def _refuse_other_run(run: Run, config: Config, sources: dict[str, str], made: MadeFrom) -> None:
     """Only what no committed artifact depends on may differ from what the run was made with."""
     read = made.sources | ({"model"} if "policy" in made.sources else set())
@@ -311,10 +312,13 @@ def _refuse_lost_reference(run: Run, config: Config) -> None:
             ) from None
 
 
-def _origin(root: Path) -> dict[str, Any]:
-    """What run.json says of the run that this one was forked from."""
+def read_records(root: Path) -> tuple[dict[str, Any], Path, dict[str, Any]]:
+    """run.json, and the file of the newest accepted settings with what it says."""
     record = _read_json(root / "run.json")
-    return {"fork": record["fork"]} if "fork" in record else {}
+    accepted = sorted((root / "config").glob("[0-9]*.json"))
+    if not accepted:
+        raise ArtifactError(f"{root}/config: empty; run.json says that this is a run")
+    return record, accepted[-1], _read_json(accepted[-1])
 
 
 def _read_json(path: Path) -> dict[str, Any]:

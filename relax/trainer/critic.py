@@ -4,15 +4,11 @@ Shapes: B responses, T response positions.
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 
-from relax.trainer.build import Use
 from relax.trainer.learner import Learner
-from relax.trainer.options import TrainerOptions
 from relax.trainer.sequences import TrainSequence
-from relax.trainer.sharded import ShardedModel
 
 
 class Critic(Learner):
@@ -22,20 +18,7 @@ class Critic(Learner):
     head: it starts at zero.
     """
 
-    @classmethod
-    def load(
-        cls,
-        model_dir: Path,
-        options: TrainerOptions,
-        *,
-        num_schedule_steps: int,
-        use: Use = "train",
-    ) -> "Critic":
-        """Read a policy's or a published critic's directory and start a fresh optimizer.
-
-        use: "restore" where `restore` is called next: the weights are not read then.
-        """
-        return cls(ShardedModel(model_dir, options, "value", use=use), options, num_schedule_steps)
+    head = "value"
 
     def values(self, sequences: Sequence[TrainSequence]) -> list[np.ndarray]:
         """Values of every response token, float32 [response_len] each, on every rank."""

@@ -8,6 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import ClassVar, Self
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor
 from relax.errors import TrainingError
 from relax.trainer import checkpoint, publish
 from relax.trainer.batch import MicroBatch
+from relax.trainer.build import HeadKind, Use
 from relax.trainer.device import peak_flops, peak_memory_gib
 from relax.trainer.optimizer import clip, gradient_norm, make_adamw
 from relax.trainer.options import TrainerOptions
@@ -40,6 +42,24 @@ class Learner:
     step: optimizer steps done.
     skipped_samples: samples of the micro-batches that made the last step non-finite.
     """
+
+    head: ClassVar[HeadKind]
+
+    @classmethod
+    def load(
+        cls,
+        model_dir: Path,
+        options: TrainerOptions,
+        *,
+        num_schedule_steps: int,
+        use: Use = "train",
+    ) -> Self:
+        """Read a Hugging Face directory, shard it over the ranks and start a fresh optimizer.
+
+        A value head that the directory has not starts at zero.
+        use: "restore" where `restore` is called next: the weights are not read then.
+        """
+        return cls(ShardedModel(model_dir, options, cls.head, use=use), options, num_schedule_steps)
 
     def __init__(
         self, model: ShardedModel, options: TrainerOptions, num_schedule_steps: int
