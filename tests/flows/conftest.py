@@ -22,13 +22,9 @@ from prefect_server import prefect_server as server_in
 
 
 @pytest.fixture(scope="session")
-def tiny_model(tmp_path_factory):
-    from relax.data.tasks import build_model
-
-    return build_model(
-        tmp_path_factory.mktemp("tiny") / "model", hidden_size=32, num_layers=1, num_heads=1,
-        num_kv_heads=1, head_dim=32, intermediate_size=64, seed=0,
-    )  # fmt: skip
+def tiny_model():
+    """The model that the recipes come with; nobody writes there."""
+    return ROOT / "recipes/tiny_qwen3"
 
 
 @pytest.fixture(scope="session")
@@ -38,11 +34,10 @@ def max3(tmp_path_factory):
     return write_task("max3", tmp_path_factory.mktemp("max3"), seed=0)
 
 
-@pytest.fixture
-def settings(tiny_model, max3, tmp_path):
-    """Overrides of a run of two steps that takes a second."""
+@pytest.fixture(scope="session")
+def small_settings(tiny_model, max3):
+    """Overrides of a run of two steps that takes a second, less its directory."""
     return {
-        "run_dir": str(tmp_path / "run"),
         "hf_checkpoint": str(tiny_model),
         "prompt_data": str(max3.train),
         "num_rollout": 2,
@@ -52,6 +47,12 @@ def settings(tiny_model, max3, tmp_path):
         "lr": 1e-3,
         "min_free_gib": 0,
     }
+
+
+@pytest.fixture
+def settings(small_settings, tmp_path):
+    """Those overrides, with a directory."""
+    return {**small_settings, "run_dir": str(tmp_path / "run")}
 
 
 @pytest.fixture(scope="session")

@@ -94,26 +94,24 @@ def anonymous(path: Path, root: Path) -> str:
 
 def log_samples(log: Path) -> None:
     """One line a sampled response; the reward function of the tests logs itself."""
-    whole = TransformersEngine.sample
-
-    def sample(self: Any, requests: Any, params: Any) -> Any:
-        with log.open("a") as file:
-            file.writelines(f"sample {request.seed}\n" for request in requests)
-        return whole(self, requests, params)
-
-    TransformersEngine.sample = sample
+    _log_each(log, TransformersEngine, "sample", lambda request: f"sample {request.seed}\n")
 
 
 def log_scores(log: Path) -> None:
     """One line a response whose log-probabilities are computed, with its step."""
-    whole = Actor.logp
+    _log_each(log, Actor, "logp", lambda asked: f"score {asked.sample_id // IDS_PER_STEP}\n")
 
-    def logp(self: Actor, sequences: Any, temperature: float) -> Any:
+
+def _log_each(log: Path, owner: type, method: str, line: Callable[[Any], str]) -> None:
+    """A line for each member of the method's first argument, before it is called."""
+    whole = getattr(owner, method)
+
+    def logged(self: Any, asked: Any, *rest: Any) -> Any:
         with log.open("a") as file:
-            file.writelines(f"score {s.sample_id // IDS_PER_STEP}\n" for s in sequences)
-        return whole(self, sequences, temperature)
+            file.writelines(map(line, asked))
+        return whole(self, asked, *rest)
 
-    Actor.logp = logp
+    setattr(owner, method, logged)
 
 
 def drift() -> None:

@@ -22,21 +22,10 @@ def do(settings, **changed):
 
 
 @pytest.fixture(scope="module")
-def made(tiny_model, max3, tmp_path_factory):
+def made(small_settings, tmp_path_factory):
     """A run of four steps with checkpoints behind steps 2, 3 and 4, and its settings."""
-    settings = {
-        "run_dir": str(tmp_path_factory.mktemp("origin") / "run"),
-        "hf_checkpoint": str(tiny_model),
-        "prompt_data": str(max3.train),
-        "rollout_batch_size": 2,
-        "n_samples_per_prompt": 2,
-        "rollout_max_response_len": 4,
-        "lr": 1e-3,
-        "min_free_gib": 0,
-        "num_rollout": 4,
-        "save_interval": 1,
-        "max_actor_ckpt_to_keep": 3,
-    }
+    saved = {"num_rollout": 4, "save_interval": 1, "max_actor_ckpt_to_keep": 3}
+    settings = {**small_settings, **saved, "run_dir": str(tmp_path_factory.mktemp("run") / "run")}
     return do(settings), settings
 
 
